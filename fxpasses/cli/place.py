@@ -182,7 +182,7 @@ def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[
     if files.out is not None:
         texts[files.out] = json.dumps(planned.plan.to_json(), indent=2) + "\n"
     if files.device_map_out is not None:
-        texts[files.device_map_out] = json.dumps(_map_of(planned.plan), indent=2) + "\n"
+        texts[files.device_map_out] = json.dumps(_map_of(planned), indent=2) + "\n"
     if files.trace is not None or files.svg is not None:
         timeline = planned.simulate(samples=samples, overlap="devices").timeline
         if files.trace is not None:
@@ -199,13 +199,13 @@ def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[
     return list(texts)
 
 
-def _map_of(plan: Plan) -> dict[str, str]:
+def _map_of(planned: Planned) -> dict[str, str]:
     """The plan as a device map; what no map can say is said on the standard error."""
     try:
-        return plan.device_map()
+        return planned.plan.device_map(planned.prepared.graph_module)
     except PlanError as error:
         click.echo(f"note: {error.message.partition(';')[0]}; the map says where most of it is.", err=True)
-        return plan.device_map(strict=False)
+        return planned.plan.device_map(strict=False)
 
 
 def _check(request: Request, check_file: Path, *, here: bool) -> None:

@@ -30,7 +30,7 @@ from fxpasses.partitioners.placing.names.part_names import PartNames
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.wording import did_you_mean, listed
 
-__all__ = ["devices_of_map", "place_by_device_map"]
+__all__ = ["devices_by_map", "devices_of_map", "place_by_device_map"]
 
 
 _NAME = re.compile(r"([a-z]+)(\d+)")
@@ -83,6 +83,30 @@ def place_by_device_map(
             tells the operators of a module that it names.
         InfeasibleError: a device of the map does not support an operator that it gets.
     """
+    nodes, devices, moved = _followed(graph_module, device_map, topology, modules, graphs)
+    _refuse_unsupported(graph_module, nodes, devices)
+    placement = _placement(graph_module, nodes, devices, topology, objective)
+    return attrs.evolve(placement, reasons=_reasons(placement, moved))
+
+
+def devices_by_map(graph_module: GraphModule, device_map: DeviceMap, topology: Topology) -> dict[Node, Device]:
+    """The device that a map gives each operator, but for those that run anywhere; what devices support is not asked.
+
+    Raises:
+        PlacementError: as :func:`place_by_device_map`.
+    """
+    nodes, devices, _moved = _followed(graph_module, device_map, topology)
+    return {node: device for node, device in zip(nodes, devices, strict=True) if not runs_anywhere(node)}
+
+
+def _followed(
+    graph_module: GraphModule,
+    device_map: DeviceMap,
+    topology: Topology,
+    modules: Iterable[str] = (),
+    graphs: Iterable[str] = (),
+) -> tuple[list[Node], list[Device], dict[Node, Device]]:
+    """The operators and their devices, and those that the map puts elsewhere than what they must share one with."""
     nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
     paths = ["" if node.op == "call_module" and runs_anywhere(node) else module_of(node) for node in nodes]
     known = _known_paths(graph_module, paths, modules)
@@ -93,10 +117,7 @@ def place_by_device_map(
     _refuse_missing(paths, chosen, places)
     _refuse_torn(nodes, chosen, places)
     devices = _filled([None if key is None else places[key] for key in chosen], topology)
-    moved = _keep_together(GraphFigures.of(graph_module), devices)
-    _refuse_unsupported(graph_module, nodes, devices)
-    placement = _placement(graph_module, nodes, devices, topology, objective)
-    return attrs.evolve(placement, reasons=_reasons(placement, moved))
+    return nodes, devices, _keep_together(GraphFigures.of(graph_module), devices)
 
 
 def _refuse_words(device_map: Any) -> None:

@@ -27,7 +27,7 @@ from fxpasses.plan.applying import apply_parts
 from fxpasses.plan.condensing import parts_of
 from fxpasses.plan.contents import Contents
 from fxpasses.plan.json_files import read_json
-from fxpasses.plan.module_devices import devices_by_module
+from fxpasses.plan.module_devices import devices_by_module, refuse_elsewhere
 from fxpasses.plan.paper_runs import run_on_paper
 from fxpasses.plan.parts import PartPlan
 from fxpasses.plan.program_graphs import graph_of
@@ -240,18 +240,33 @@ class Plan:
             detail=detail,
         )
 
-    def device_map(self, *, strict: bool = True, torch_devices: bool = False) -> dict[str, str]:
+    def device_map(
+        self,
+        model: GraphModule | ExportedProgram | None = None,
+        *,
+        strict: bool = True,
+        torch_devices: bool = False,
+    ) -> dict[str, str]:
         """Which module runs where, as the dict that ``lower(..., device_map=...)`` takes: the longest path counts.
 
+        Where the own operators of a module sit on several devices, they stay with the operators before them if modules
+        of it are on several devices, too, and else go to the device with most. Of a plan alone nobody knows which
+        operators are before them; of the model one does.
+
         Args:
+            model: The program the plan was made for, or the same model exported again.
             torch_devices: Tell torch devices (``cuda:0``) in the place of the names of devices, as other libraries do.
-            strict: Refuse a module whose own operators sit on several devices; otherwise they stay with the operators
-                before them where modules of it are on several devices, too, and else go to the device with most.
+            strict: Refuse a map that puts operators of the model elsewhere than the plan; without the model, any
+                module whose own operators sit on several devices.
 
         Raises:
-            PlanError: ``strict``, and there is such a module.
+            PlanError: ``strict``, and there is such an operator, or such a module; or the plan does not fit the model.
         """
-        named = map_of_operators(devices_by_module(self.parts), strict=strict)
+        named = map_of_operators(devices_by_module(self.parts), strict=strict and model is None)
+        if strict and model is not None:
+            graph_module = graph_of(model)
+            partition_of = self.assign(graph_module).partition_of
+            refuse_elsewhere(graph_module, named, partition_of, self.device_of, self.topology)
         if not torch_devices:
             return named
         place = {device.name: device.torch_device for device in self.devices}

@@ -51,6 +51,17 @@ def activated():
         model.layers[index] = Activated(64, 64)
     return model.eval(), args
 
+def residual():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+    return Net().eval(), (torch.randn(2, 64),)
+
 def masked():
     class Net(torch.nn.Module):
         def __init__(self):
@@ -217,6 +228,18 @@ def test_a_device_map_goes_in_and_out(source: str, tmp_path: Path) -> None:
 
     assert 0 == result.exit_code, result.output
     assert given == json.loads((tmp_path / "out.json").read_text())
+
+
+def test_a_device_map_that_says_the_whole_plan_goes_out_without_a_note(source: str, tmp_path: Path) -> None:
+    """The additions between the layers stay with the operators before them."""
+    pins = ["--pin", "layers.1=left", "--pin", "layers.2=right", "--no-advice"]
+
+    result = run(f"{source}:residual", *TWO, *pins, "--device-map-out", str(tmp_path / "out.json"))
+
+    assert 0 == result.exit_code, result.output
+    assert "note:" not in result.stderr
+    where = {"layers.0": "left", "layers.1": "left", "layers.2": "right", "layers.3": "right"}
+    assert where == json.loads((tmp_path / "out.json").read_text())
 
 
 def test_modules_can_be_pinned(source: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from lowering_models import KeyValueCache, Mlp, Tied, cpu_pair
@@ -24,7 +25,8 @@ from fxpasses import (
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.partitioners.by_device_map import devices_of_map, place_by_device_map
 from fxpasses.partitioners.placing.names.device_maps import map_of_operators
-from fxpasses.plan import stable_keys
+from fxpasses.plan import Plan, stable_keys
+from fxpasses.plan.parts import PartPlan
 from fxpasses.units import KiB
 
 
@@ -245,7 +247,13 @@ def test_a_module_torn_between_devices_is_refused_or_goes_where_most_of_it_is() 
     with pytest.raises(PlanError) as caught:
         map_of_operators(operators)
 
-    assert "The module 'm' has operators of its own on left, right, which no device map can say" in str(caught.value)
+    assert (
+        "The module 'm' has operators of its own on left, right, which a device map says only where they stay with the "
+        "operators before them; device_map(program) finds out whether they do, device_map(strict=False) gives the "
+        "nearest map, and the plan itself (lower_with_plan) stays exact."
+    ) == str(caught.value)
+    with pytest.raises(PlanError, match=r"^The model itself has operators of its own on left, right, which a device"):
+        map_of_operators([("", "left"), ("", "right")])
     assert {"m": "right", "m.a": "left"} == map_of_operators(operators, strict=False)
 
 
@@ -270,6 +278,36 @@ def test_additions_between_layers_on_two_devices_stay_with_the_operators_before_
 
     assert {"layers.0": "left", "layers.1": "left", "layers.2": "right", "layers.3": "right"} == made
     assert lowered.plan.parts == again.plan.parts
+    read = Plan.from_json(lowered.plan.to_json())
+    assert made == read.device_map(lowered) == lowered.plan.device_map(lowered.program)
+    with pytest.raises(PlanError, match=r"^The model itself has operators of its own on left, right, which a device"):
+        read.device_map()
+
+
+def test_an_operator_that_would_not_stay_with_those_before_it_is_refused_where_the_model_is_given() -> None:
+    """The addition of the first branch comes behind the layer of the second one, and would stay with that."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.a(x), self.b(x)
+            return torch.cat([a + 1, b + 2])
+
+    parts = (PartPlan("left", "left", ("a/*", "/add#0")), PartPlan("right", "right", ("b/*", "/add#1", "/cat#0")))
+    placed = place(Branches(), (torch.randn(2, 64),), devices=cpu_pair(), pinned={"a": "left", "b": "right"})
+    edited = attrs.evolve(placed.plan, parts=parts)
+
+    with pytest.raises(PlanError) as caught:
+        edited.device_map(placed.program)
+
+    assert (
+        "No device map says what this plan says: /add#0 runs on left, and a map puts it on right; "
+        "device_map(strict=False) gives the nearest map, and the plan itself (lower_with_plan) stays exact."
+    ) == str(caught.value)
+    assert {"a": "left", "b": "right"} == edited.device_map(placed.program, strict=False)
 
 
 def test_the_budget_of_each_device_holds_for_maps_too() -> None:

@@ -141,8 +141,10 @@ def test_single_operators_elsewhere_leave_their_module_one_line() -> None:
 
     assert sum(len(part.ops) for part in plan.parts) < len(keys)
     assert {"": "a"} == plan.device_map(strict=False)
-    with pytest.raises(PlanError, match=r"^The module 'blocks\.1' has operators of its own on a, b, which no"):
+    with pytest.raises(PlanError, match=r"^The module 'blocks\.1' has operators of its own on a, b, which a device"):
         plan.device_map()
+    with pytest.raises(PlanError, match=r"^No device map says what this plan says: blocks\.1/relu#1 runs on b, and"):
+        plan.device_map(NESTED)
 
 
 def test_a_plan_for_a_smaller_model_says_which_operator_has_no_part(plan: Plan) -> None:

@@ -83,7 +83,9 @@ def _device_of(path: str, own: Mapping[str, Mapping[str, int]], below: Mapping[s
 def _refuse_torn(own: Mapping[str, Mapping[str, int]]) -> None:
     for path, counts in own.items():
         if len(counts) > 1:
+            which = f"module {path!r}" if path else "model itself"
             raise PlanError(
-                f"The module {path!r} has operators of its own on {', '.join(counts)}, which no device map can say; "
-                "use the plan itself (lower_with_plan), or device_map(strict=False) to give it to the device with most."
+                f"The {which} has operators of its own on {', '.join(counts)}, which a device map says only where they "
+                "stay with the operators before them; device_map(program) finds out whether they do, "
+                "device_map(strict=False) gives the nearest map, and the plan itself (lower_with_plan) stays exact."
             )
