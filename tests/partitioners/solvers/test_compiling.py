@@ -9,9 +9,12 @@ from types import ModuleType
 import pytest
 from numba.core.caching import FunctionCache
 
-from benchmarks.placement_workloads import mixed, translation
+from benchmarks.placement_workloads import DEVICES, WORKLOADS, mixed, translation
 from fxpasses.partitioners import solve_placement
+from fxpasses.partitioners.solvers.annealing import cooling
 from fxpasses.partitioners.solvers.compiling import cached
+from fxpasses.partitioners.solvers.contiguous.ideals import span_runs
+from fxpasses.partitioners.solvers.contiguous.tables import table_runs
 from fxpasses.partitioners.solvers.latency.trials import anneal
 
 
@@ -57,3 +60,13 @@ def test_annealings_of_latencies_are_compiled_once() -> None:
         solve_placement(mixed(graph, (1, 0.5, 0.5), objective="latency", contiguity="free", time_budget=budget))
 
     assert len(anneal.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled
+
+
+def test_searches_of_pipelines_are_compiled_once() -> None:
+    """Costs come in rows and in columns, and what is known of some ideals only lies apart."""
+    for name, key in (("bert-24, layers", "8 different, tight"), ("resnet-50, layers", "8 different, tight")):
+        speeds, memory = DEVICES[key]
+        solve_placement(mixed(WORKLOADS[name](), speeds, memory=memory))
+
+    for compiled in (cooling.anneal, span_runs.charged, table_runs.extend):
+        assert len(compiled.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled

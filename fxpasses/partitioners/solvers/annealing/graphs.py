@@ -151,7 +151,7 @@ def graph_of(model: LoadModel, flow: Ints | None = None) -> Graph:
     after_start, after = flat_lists(pairs[:, 0], pairs[:, 1], model.size)
     unit_steps = PER_UNIT + (np.diff(made_start) + np.diff(used_start)) * (PER_VALUE + model.devices)
     return Graph(
-        np.where(model.banned, np.inf, model.weight),
+        flat_floats(np.where(model.banned, np.inf, model.weight)),
         flat_floats(model.kept),
         flat_floats(model.memory),
         made_start,

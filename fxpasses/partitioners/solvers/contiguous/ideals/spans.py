@@ -21,6 +21,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.pairs import Pairs
 from fxpasses.partitioners.solvers.contiguous.ideals.sizes import Sizes
 from fxpasses.partitioners.solvers.contiguous.ideals.transfers import Transfers
 from fxpasses.partitioners.solvers.contiguous.ideals.weighing import weighed
+from fxpasses.partitioners.solvers.flat_lists import flat_floats
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
@@ -129,8 +130,8 @@ class Spans:
         ways, way = self._ways
         saved = np.stack([self.transfers.saved(kind, rows, columns) for kind in ways])
         found = np.empty((len(self.classes), len(numbers[0]), len(numbers[1])))
-        ends = self.transfers.starts[:, rows], self.transfers.ends[:, columns]
-        weight = self.weight[:, rows], self.weight[:, columns]
+        ends = flat_floats(self.transfers.starts[:, rows]), flat_floats(self.transfers.ends[:, columns])
+        weight = flat_floats(self.weight[:, rows]), flat_floats(self.weight[:, columns])
         charged(found, saved, way, ends, weight, numbers, (bits[rows], bits[columns]), below, np.empty(len(numbers[1])))
         return found
 
