@@ -14,6 +14,7 @@ import click
 from fxpasses.cli.lower import lower_command
 from fxpasses.cli.place import place_command
 from fxpasses.cli.stages import stages_command
+from fxpasses.cli.warm_up import warm_up_command
 from fxpasses.errors import FxPassesError
 
 __all__ = ["main"]
@@ -72,3 +73,4 @@ def main() -> None:
 main.add_command(lower_command)
 main.add_command(place_command)
 main.add_command(stages_command)
+main.add_command(warm_up_command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +219,18 @@ def test_the_command_runs_as_a_module(module: str) -> None:
 
     assert 2 == done.returncode
     assert "... read the model\nerror: There is no file 'nothing.pt2'.\n" == done.stderr
+
+
+def test_searches_are_compiled_ahead() -> None:
+    """In two processes, so as a user runs it."""
+    command = [sys.executable, "-m", "fxpasses.cli", "warm-up", "--no-color"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert 0 == done.returncode, done.stderr
+    assert re.fullmatch(r"compiled in \d+ s, kept in (.*)\n", done.stdout)
+    assert Path(done.stdout.partition(" kept in ")[2].strip()).is_dir()
+    assert "... compile the searches\n" == done.stderr
 
 
 def test_a_file_that_is_no_program_is_one_sentence(tmp_path: Path) -> None:

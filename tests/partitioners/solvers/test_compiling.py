@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
 
 from benchmarks.placement_workloads import DEVICES, WORKLOADS, mixed, translation
-from fxpasses.partitioners import solve_placement
+from fxpasses.errors import InputError
+from fxpasses.partitioners import solve_placement, solvers
+from fxpasses.partitioners.solvers import compiled_ahead
 from fxpasses.partitioners.solvers.annealing import cooling
 from fxpasses.partitioners.solvers.compiling import cached
 from fxpasses.partitioners.solvers.contiguous.ideals import span_runs
@@ -70,3 +74,28 @@ def test_searches_of_pipelines_are_compiled_once() -> None:
 
     for compiled in (cooling.anneal, span_runs.charged, table_runs.extend):
         assert len(compiled.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled
+
+
+def test_all_that_searches_compile_can_be_compiled_ahead() -> None:
+    """What is compiled into others is compiled with them."""
+    folders = [compile_half() for compile_half in compiled_ahead.HALVES.values()]
+
+    assert all(Path(folder).is_dir() for folder in folders)
+    modules = pkgutil.walk_packages(solvers.__path__, f"{solvers.__name__}.")
+    found = [item for module in modules for item in vars(importlib.import_module(module.name)).values()]
+    own = {item for item in found if isinstance(item, Dispatcher) and item.__module__.startswith(solvers.__name__)}
+    called = [item for item in own if "forceinline" not in item.targetoptions]
+    assert {"anneal", "charged", "extend", "fill", "forth", "pack", "put_first"} < {each.__name__ for each in called}
+    assert [] == [f"{each.__module__}.{each.__name__}" for each in called if not each.signatures]
+
+
+def test_what_can_be_kept_nowhere_is_not_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FunctionCache._impl_class, "_locator_classes", [])
+
+    with pytest.raises(InputError) as caught:
+        compiled_ahead._refuse_nowhere(cached()(lambda number: 2 * number))
+
+    assert (
+        "What the searches compile can be kept nowhere: neither beside the sources of fxpasses nor in a folder of the "
+        "user can be written; set NUMBA_CACHE_DIR to a folder, here and where models are placed."
+    ) == str(caught.value)
