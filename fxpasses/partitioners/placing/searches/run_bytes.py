@@ -31,6 +31,8 @@ from fxpasses.partitioners.tensor_sizes import tensor_bytes
 __all__ = ["RunBytes", "lifetimes_of"]
 
 Bools = NDArray[np.bool_]
+AT_ONCE = 500
+"""Values that are looked at together."""
 
 
 @attrs.frozen(eq=False)
@@ -92,14 +94,23 @@ def lifetimes_of(figures: GraphFigures, unit_of: Mapping[Node, int]) -> Lifetime
 
 
 def _received(lives: Lifetimes, family: CutFamily) -> Floats:
-    """Bytes of inputs, and of what is made in the first ideal, that are used between the two, each copied once."""
+    """Bytes of inputs, and of what is made in the first ideal, that are used between the two, each copied once.
+
+    A value is used between two nested ideals unless both hold as many of its users, which a product of matrices says.
+    """
     received = np.zeros((family.count, family.count))
-    for each in lives.arrivals:
-        used = family.inside[list(each.users)].sum(axis=0)
-        crosses = used[None, :] > used[:, None]
-        if each.maker is not None:
-            crosses &= family.inside[each.maker][:, None]
-        received += each.size * crosses
+    for begin in range(0, len(lives.arrivals), AT_ONCE):
+        there, unused, alike = np.zeros(family.count), list[Floats](), list[Bools]()
+        for each in lives.arrivals[begin : begin + AT_ONCE]:
+            used = family.inside[list(each.users)].sum(axis=0)
+            size = (
+                np.full(family.count, float(each.size)) if each.maker is None else each.size * family.inside[each.maker]
+            )
+            same = used[None, :] == np.unique(used)[:, None]
+            there += size
+            unused.append(size * same)
+            alike.append(same)
+        received += there[:, None] - np.concatenate(unused).T @ np.concatenate(alike).astype(np.float64)
     return received
 
 
