@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, Topology
+from fxpasses.devices import Topology
 from fxpasses.errors import PlanError
 from fxpasses.partitioners.by_device_map import devices_by_map
 from fxpasses.partitioners.placing.names.device_maps import covering
@@ -37,21 +37,26 @@ def refuse_elsewhere(
     graph_module: GraphModule,
     device_map: Mapping[str, str],
     partition_of: Mapping[Node, Hashable],
-    device_of: Mapping[str, Device],
+    parts: Sequence[PartPlan],
     topology: Topology,
 ) -> None:
-    """Follow a map in a graph, and refuse it where it puts an operator elsewhere than a plan does.
+    """Follow a map in a graph, and refuse it where it does not say what the parts of a plan say.
 
     Raises:
-        PlanError: it does; says which is the first one.
+        PlanError: it puts an operator elsewhere, or the plan computes one again; says which is the first one.
     """
-    mapped = devices_by_map(graph_module, device_map, topology)
-    for node, part in partition_of.items():
-        planned = device_of[str(part)]
-        if node in mapped and mapped[node].name != planned.name:
+    for part in parts:
+        if part.again:
+            raise _unsaid(f"{part.device} computes {part.again[0]} again, and a map has each operator once")
+    planned, mapped = {part.name: part.device for part in parts}, devices_by_map(graph_module, device_map, topology)
+    for node, name in partition_of.items():
+        if node in mapped and mapped[node].name != planned[str(name)]:
             key = stable_keys(graph_module.graph)[node]
-            raise PlanError(
-                f"No device map says what this plan says: {key} runs on {planned.name}, and a map puts it on "
-                f"{mapped[node].name}; device_map(strict=False) gives the nearest map, and the plan itself "
-                "(lower_with_plan) stays exact."
-            )
+            raise _unsaid(f"{key} runs on {planned[str(name)]}, and a map puts it on {mapped[node].name}")
+
+
+def _unsaid(what: str) -> PlanError:
+    return PlanError(
+        f"No device map says what this plan says: {what}; device_map(strict=False) gives the nearest map, and the plan "
+        "itself (lower_with_plan) stays exact."
+    )

@@ -256,8 +256,8 @@ class Plan:
         Args:
             model: The program the plan was made for, or the same model exported again.
             torch_devices: Tell torch devices (``cuda:0``) in the place of the names of devices, as other libraries do.
-            strict: Refuse a map that puts operators of the model elsewhere than the plan; without the model, any
-                module whose own operators sit on several devices.
+            strict: Refuse a map that puts operators of the model elsewhere than the plan, or that leaves out what the
+                plan computes again; without the model, any module whose own operators sit on several devices.
 
         Raises:
             PlanError: ``strict``, and there is such an operator, or such a module; or the plan does not fit the model.
@@ -266,7 +266,7 @@ class Plan:
         if strict and model is not None:
             graph_module = graph_of(model)
             partition_of = self.assign(graph_module).partition_of
-            refuse_elsewhere(graph_module, named, partition_of, self.device_of, self.topology)
+            refuse_elsewhere(graph_module, named, partition_of, self.parts, self.topology)
         if not torch_devices:
             return named
         place = {device.name: device.torch_device for device in self.devices}

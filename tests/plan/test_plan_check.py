@@ -477,6 +477,10 @@ def test_what_another_replica_or_a_later_part_uses_is_computed_again(encoder: Gr
 
     assert [] == again.check(encoder)
     assert [] == later.check(encoder)
+    with pytest.raises(
+        PlanError, match=r"right computes layers\.0/\* again, and a map has each operator once; device_m"
+    ):
+        again.device_map(encoder)
 
 
 def test_modules_change_places_at_once(plan: Plan) -> None:
