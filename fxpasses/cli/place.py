@@ -184,9 +184,12 @@ def _write(files: _Files, planned: Planned, summary: Any, samples: int) -> list[
     if files.device_map_out is not None:
         texts[files.device_map_out] = json.dumps(_map_of(planned), indent=2) + "\n"
     if files.trace is not None or files.svg is not None:
-        timeline = planned.simulate(samples=samples, overlap="devices").timeline
+        from fxpasses.simulation import counted_overlap
+
+        overlap = counted_overlap(planned.plan.objective) if samples == 1 else "devices"
+        timeline = planned.simulate(samples=samples, overlap=overlap).timeline
         if files.trace is not None:
-            detailed = planned.simulate(samples=samples, overlap="devices", detail="ops").timeline
+            detailed = planned.simulate(samples=samples, overlap=overlap, detail="ops").timeline
             texts[files.trace] = detailed.trace_text()
         if files.svg is not None:
             texts[files.svg] = timeline.svg(title=summary.model)

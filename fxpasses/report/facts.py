@@ -23,7 +23,7 @@ from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.report.device_rows import device_rows
 from fxpasses.report.summary import CopyRow, PassRow, PathRow, ReplicaRow, StepRow, Summary
-from fxpasses.simulation import Overlap, Simulation, simulate
+from fxpasses.simulation import Simulation, counted_overlap, simulate
 
 __all__ = ["planned_copies", "summarize", "with_figures"]
 
@@ -80,8 +80,7 @@ def summarize(
         loads=uses.loads(plan.offloaded),
         step=step,
     )
-    overlap: Overlap = "copies" if plan.objective == "latency" else "devices"  # as the solvers count
-    run = known(overlap=overlap)
+    run = known(overlap=counted_overlap(plan.objective))
     fills = plan.objective == "throughput" and step is None
     shown = known(samples=min(8, 2 * len(course.held))) if fills and len(course.held) else run
     sent = planned_copies(graph_module, assignment, plan)

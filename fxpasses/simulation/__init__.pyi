@@ -1,5 +1,5 @@
 from .advice import Advice, what_helps
-from .simulating import Detail, Overlap, PathStep, Simulation, simulate
+from .simulating import Detail, Overlap, PathStep, Simulation, counted_overlap, simulate
 
 __all__ = [
     "Advice",
@@ -7,6 +7,7 @@ __all__ = [
     "Overlap",
     "PathStep",
     "Simulation",
+    "counted_overlap",
     "simulate",
     "what_helps",
 ]

@@ -35,6 +35,7 @@ __all__ = [
     "Overlap",
     "PathStep",
     "Simulation",
+    "counted_overlap",
     "simulate",
 ]
 
@@ -116,6 +117,11 @@ class Simulation:
             },
             "critical_path": [attrs.asdict(step) for step in self.critical_path],
         }
+
+
+def counted_overlap(objective: str) -> Overlap:
+    """What goes on at the same time in one run, as solvers and reports count it for an objective."""
+    return "copies" if objective == "latency" else "devices"
 
 
 def simulate(

@@ -37,6 +37,9 @@ MARGIN, LANE, CURVE, GAP, AXIS = 16, 24, 40, 14, 30
 LETTER = 6.4
 """Pixels of a letter of the labels, on the average."""
 
+ARROW = " → "
+"""Between the ends of a link, in the name of its track."""
+
 NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML may have, not even escaped."""
 
@@ -140,7 +143,7 @@ def _row(timeline: Timeline, track: str, top: float, left: float, scale: float, 
         curve = _curve(timeline, track, steps, top + height + 2, left, scale)
         height += CURVE + 2
     share = 100 * timeline.idle(track) / timeline.makespan if timeline.makespan else 0.0
-    return _Row(_shortened(track, 30), f"{share:.0f}% idle", top, height, tuple(bars), curve)
+    return _Row(_track_label(track), f"{share:.0f}% idle", top, height, tuple(bars), curve)
 
 
 def _bars(
@@ -193,7 +196,19 @@ def _fitting(name: str, width: float) -> str:
 
 
 def _shortened(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+    """What fits, the middle left out: names that begin alike often end in a number."""
+    kept = room - 1
+    return text if len(text) <= room else f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+def _track_label(track: str, room: int = 30) -> str:
+    """A device, or the two ends of a link, of which neither hides the other."""
+    source, arrow, target = track.partition(ARROW)
+    if not arrow:
+        return _shortened(track, room)
+    left = room - len(arrow)
+    of_target = min(len(target), max(left // 2, left - len(source)))
+    return f"{_shortened(source, left - of_target)}{arrow}{_shortened(target, of_target)}"
 
 
 def _curve(timeline: Timeline, track: str, steps: MemoryCurve, top: float, left: float, scale: float) -> _Curve:

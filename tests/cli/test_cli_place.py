@@ -213,6 +213,20 @@ def test_a_timeline_is_written_as_trace_and_as_picture(source: str, tmp_path: Pa
     assert "Critical path" in page.read_text()
 
 
+def test_a_timeline_of_one_sample_ends_when_the_report_says(source: str, tmp_path: Path) -> None:
+    """Under latency, loads run beside what computes."""
+    small, trace = ["--device", "small=cpu,memory=40KiB", "--offload", "cpu"], tmp_path / "run.json"
+
+    result = run(f"{source}:model", *small, "--trace", str(trace), "--json", "--no-advice")
+
+    assert 0 == result.exit_code, result.output
+    facts = json.loads(result.stdout)
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    end = max(span["ts"] + span["dur"] for span in spans) / 1e3
+    assert end == pytest.approx(facts["objective_value"] * 1e3, rel=1e-4)  # a trace has nanoseconds
+    assert end < 0.95 * facts["estimated_ms"]  # everything one after the other
+
+
 def test_a_device_map_goes_in_and_out(source: str, tmp_path: Path) -> None:
     given = {"layers.0": "left", "layers.1": "left", "layers.2": "right", "layers.3": "right"}
     (tmp_path / "map.json").write_text(json.dumps(given))

@@ -240,6 +240,17 @@ def test_names_of_tracks_are_written_as_they_are(tmp_path: Path) -> None:
     assert '"name": "a → b"' in (tmp_path / "run.json").read_text(encoding="utf-8")
 
 
+def test_long_names_of_tracks_keep_both_ends_of_a_link_and_their_numbers() -> None:
+    hosts = [f"accelerator_of_the_second_rack_{number}" for number in (17, 18)]
+    tracks = [*hosts, " → ".join(hosts), " → ".join(reversed(hosts)), f"{hosts[0]} → b", f"b → {hosts[0]}"]
+    picture = ElementTree.fromstring(Timeline([Span(track, "x", 0.0, 1.0) for track in tracks]).svg())
+    texts = [text for text in picture.itertext() if "…" in text]
+
+    assert 6 == len(set(texts)) == len(texts)
+    assert all(len(text) <= 30 for text in texts)
+    assert {"accelerator_of_…second_rack_17", "accelerator_o…cond_rack_17 → b"} <= set(texts)
+
+
 def test_names_that_no_file_can_have_are_written_with_other_letters(tmp_path: Path) -> None:
     timeline = Timeline((Span("gpu\x1b", "half\udcff", 0.0, 1.0),))
     timeline.save(tmp_path / "run.json")
