@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import logging
 import os
+import re
 import traceback
 import warnings
 import zipfile
@@ -36,6 +37,7 @@ from fxpasses.values.vmap_levels import close_levels, open_levels
 __all__ = ["capture", "check_containers", "load_program", "own_line"]
 
 _TORCH_HOME = os.path.dirname(torch.__file__)
+_STRANGE_RESULT = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _OWN_HOME = os.path.dirname(os.path.dirname(__file__))
 
 
@@ -110,12 +112,14 @@ def capture(
 
     Raises:
         InputError: ``model`` is none of these, or example inputs are missing.
-        CaptureError: torch cannot export the model; or its forward replaces a buffer by what a program cannot keep.
+        CaptureError: torch cannot export the model; its forward replaces a buffer by what a program cannot keep; or the
+            program has a backward.
     """
-    if isinstance(model, ExportedProgram):
-        return model
     if isinstance(model, (str, os.PathLike)):
-        return load_program(model)
+        model = load_program(model)
+    if isinstance(model, ExportedProgram):
+        _refuse_backward(model)
+        return model
     if not isinstance(model, torch.nn.Module):
         raise InputError(
             f"A model is an nn.Module, an ExportedProgram or the path of a .pt2 file, not {type(model).__name__}."
@@ -165,6 +169,17 @@ def _each_its_own(
         leaves[index] = leaves[index].detach().clone().requires_grad_(leaves[index].requires_grad)
     own: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, structure)
     return own
+
+
+def _refuse_backward(program: ExportedProgram) -> None:
+    """Gradients are no results of a program, so its module would compute them and give none."""
+    if program.graph_signature.backward_signature is not None:
+        raise CaptureError(
+            "This program holds a backward as well, whose gradients would be lost; hand over the program of the "
+            "forward, which autograd gives a backward. A graph of both is placed with place_by_device(graph, ...), "
+            "split and PlaceOnDevices.",
+            reason="the program has a backward",
+        )
 
 
 def _refuse_symbols(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -226,6 +241,12 @@ def _told(error: BaseException) -> str:
     if isinstance(error, UnsupportedOperatorException):
         name = str(error.func).removesuffix(".default").replace(".", "::", 1)
         return f"{error.func} has no fake kernel; add one with torch.library.register_fake({name!r})"
+    if strange := _STRANGE_RESULT.match(str(error)):
+        return (
+            f"it returns a {strange[1]}, which torch does not know how to take apart; leave it out (a cache of Hugging "
+            "Face: use_cache=False), or say how with torch.export.register_dataclass or "
+            "torch.utils._pytree.register_pytree_node"
+        )
     paragraph = str(error).strip().partition("\n\n")[0]
     if not paragraph.startswith("Constraints violated"):
         return _first_line(error)

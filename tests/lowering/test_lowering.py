@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -598,6 +600,47 @@ def test_an_operator_without_a_fake_kernel_is_named_with_what_to_do() -> None:
         "torch.export cannot capture Undescribed: fxpasses_tests.undescribed.default has no fake kernel; add one with "
         "torch.library.register_fake('fxpasses_tests::undescribed')\n  at "
     )
+
+
+def test_a_result_that_torch_cannot_take_apart_is_named_with_what_to_do() -> None:
+    """As the cache of a language model; torch asks to leave a comment in its tracker."""
+
+    class Cache:
+        pass
+
+    class Caching(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Cache]:
+            return x + 1, Cache()
+
+    with pytest.raises(CaptureError) as caught:
+        lower(Caching(), (torch.randn(3),), devices=[Device("cpu")])
+
+    assert "it returns a test_lowering.test_a_result_that_torch_" in str(caught.value)
+    assert "Cache, which torch does not know how to take apart; leave it out (a cache of Hugging Face: " in str(
+        caught.value
+    )
+    assert "leave a comment" not in str(caught.value)
+
+
+def test_a_program_with_a_backward_is_refused_instead_of_losing_its_gradients(tmp_path: Path) -> None:
+    from torch.export.experimental import _export_forward_backward
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = _export_forward_backward(torch.export.export(Loss(), (torch.randn(2, 4),)))
+        torch.export.save(program, tmp_path / "joint.pt2")
+
+    for given in (program, tmp_path / "joint.pt2"):
+        with pytest.raises(CaptureError, match="This program holds a backward as well, whose gradients would be lost"):
+            lower(given, devices=[Device("cpu")])
 
 
 def test_offloading_is_named_where_no_placement_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
