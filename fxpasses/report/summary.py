@@ -190,6 +190,12 @@ _BETTER = {
     "devices": "needs fewer devices",
 }
 
+_CROWDED = {
+    "latency": ("Where devices work at the same time", "where they take turns"),
+    "throughput": ("While several samples are on their way", "for one at a time"),
+}
+"""Of runs that need more memory than budgets are kept for: when they do, and when budgets are kept."""
+
 
 @attrs.frozen
 class Summary:
@@ -264,16 +270,17 @@ class Summary:
         )
 
     def crowded(self) -> list[str]:
-        """Which devices hold more than their budget while several samples are on their way, in words.
+        """Which devices hold more than their budget in the run that is counted on, in words.
 
-        Budgets are kept by one sample at a time.
+        Budgets are kept by one sample at a time, whose parts and copies follow each other.
         """
-        if self.timeline is None or self.objective != "throughput" or self.training is not None:
+        if self.timeline is None or self.objective not in _CROWDED or self.training is not None:
             return []
+        when, kept = _CROWDED[self.objective]
         peaks = [(row, self.timeline.peak(row.name)) for row in self.devices]
         return [
-            f"While several samples are on their way, {row.name} holds {format_bytes(peak)} of its "
-            f"{format_bytes(row.budget_bytes)}: budgets are kept for one at a time; give it "
+            f"{when}, {row.name} holds {format_bytes(peak)} of its "
+            f"{format_bytes(row.budget_bytes)}: budgets are kept {kept}; give it "
             f"{format_bytes(peak - row.budget_bytes)} more."
             for row, peak in peaks
             if row.budget_bytes is not None and peak > row.budget_bytes

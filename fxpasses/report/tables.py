@@ -261,7 +261,7 @@ def _sentences(summary: Summary) -> Iterator[str]:
         yield f"The busiest device works {_seconds(busiest)} in a step; budgets hold for one step at a time."
     elif summary.objective == "throughput" and busiest:
         yield f"Samples that follow each other come out every {_seconds(busiest)} at best, {_a_second(1e3 / busiest)}."
-        yield from summary.crowded()
+    yield from summary.crowded()
     for row in summary.devices:
         if row.traffic_bytes:
             size, took = format_bytes(row.traffic_bytes), f"({_seconds(row.loading_ms)} of its load)"

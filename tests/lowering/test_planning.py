@@ -235,6 +235,38 @@ def test_it_is_said_where_several_samples_on_their_way_need_more_than_one() -> N
     assert [] == unlimited.summary.crowded() == place(Mlp().eval(), args, devices=budgets).summary.crowded()
 
 
+def test_it_is_said_where_devices_that_work_at_the_same_time_need_more_than_in_turns() -> None:
+    """What the left one sends is there while the right one is still at its fullest."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 64))
+            self.narrow = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.wide(x) + self.narrow(x)
+
+    wish = {"pinned": {"wide": "right", "narrow": "left", "/add#0": "right"}, "contiguity": "free"}
+    args = (torch.randn(256, 64),)
+    unlimited = place(Branches().eval(), args, devices=[Device("left"), Device("right")], **wish)
+    budgets = [Device(row.name, row.peak_bytes) for row in unlimited.summary.devices]
+
+    planned = place(Branches().eval(), args, devices=budgets, **wish)
+
+    (told,) = planned.summary.crowded()
+    timeline = planned.simulate(overlap="copies").timeline
+    held, budget = format_bytes(timeline.peak("right")), format_bytes(budgets[1].memory)
+    assert told == (
+        f"Where devices work at the same time, right holds {held} of its {budget}: budgets are kept where they take "
+        "turns; give it 64.0 KiB more."
+    )
+    printed = io.StringIO()
+    print_placement(planned.summary, Console(width=200, color_system=None, file=printed))
+    assert told in printed.getvalue()
+    assert told in render_page(planned.summary)
+
+
 def device_of_entries(planned: Planned) -> dict[str, str]:
     return {entry: part.device for part in planned.plan.parts for entry in part.ops}
 
