@@ -12,7 +12,7 @@ from fxpasses.devices import Topology
 from fxpasses.errors import InputError, PlanError
 from fxpasses.lowering.model_placement import propose
 from fxpasses.lowering.planned_models import Planned
-from fxpasses.lowering.preparing import Clock, Prepared
+from fxpasses.lowering.preparing import Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.training.training_course import Training
@@ -29,14 +29,14 @@ from fxpasses.report.facts import summarize, with_figures
 __all__ = ["followed_plan", "found_plan"]
 
 
-def followed_plan(plan: Plan, topology: Topology, prepared: Prepared, clock: Clock) -> Planned:
+def followed_plan(plan: Plan, topology: Topology, prepared: Prepared) -> Planned:
     """What a plan that is given says about a model; refused where it cannot be kept."""
     for violation in missing_devices(plan, [device.name for device in topology.devices], plan.devices):
         raise PlanError(f"The plan for {plan.model} cannot be followed: {violation}")
     followed = attrs.evolve(plan, devices=topology.devices, links=topology.links)
     written = followed.written(prepared.graph_module)
     step = _step_of(written[0], plan.training)
-    planned = _planned(followed, prepared, *written, {}, clock, None, step)
+    planned = _planned(followed, prepared, *written, {}, None, step)
     _refuse_unkept(planned)
     return planned
 
@@ -46,7 +46,6 @@ def found_plan(
     topology: Topology,
     prepared: Prepared,
     options: SearchOptions,
-    clock: Clock,
     *,
     device_map: DeviceMap | None,
     offload: str | None,
@@ -81,7 +80,7 @@ def found_plan(
     written = with_replicas(prepared.graph_module, placement.assignment, places)
     if written[0] is not prepared.graph_module:  # a copy with replicas
         step = _step_of(written[0], options.training)
-    return _planned(made, prepared, *written, placement.reasons, clock, searched, step, placement)
+    return _planned(made, prepared, *written, placement.reasons, searched, step, placement)
 
 
 def _refuse_unkept(planned: Planned) -> None:
@@ -100,7 +99,6 @@ def _planned(
     graph_module: GraphModule,
     assignment: Assignment,
     reasons: Mapping[str, str],
-    clock: Clock,
     options: SearchOptions | None,
     step: TrainingStep | None,
     placement: DevicePlacement | None = None,
@@ -113,7 +111,6 @@ def _planned(
         graph_module,
         assignment,
         reasons=reasons,
-        steps=clock.rows,
         passes=prepared.passes,
         step=step,
     )

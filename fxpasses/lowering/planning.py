@@ -123,12 +123,14 @@ def place(
     prepared = prepare(model, args, kwargs, pipeline=passes, dynamic_shapes=dynamic_shapes, strict=strict, clock=clock)
     with clock.step("place"):
         if plan is not None:
-            return followed_plan(attrs.evolve(plan, training=training), topology, prepared, clock)
-        options = SearchOptions(
-            objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate, training
-        )
-        called = name or _name_of(model)
-        return found_plan(called, topology, prepared, options, clock, device_map=device_map, offload=offload)
+            planned = followed_plan(attrs.evolve(plan, training=training), topology, prepared)
+        else:
+            options = SearchOptions(
+                objective, contiguity, pinned, forbidden, colocate, time_budget, seed, replicate, training
+            )
+            called = name or _name_of(model)
+            planned = found_plan(called, topology, prepared, options, device_map=device_map, offload=offload)
+    return attrs.evolve(planned, summary=attrs.evolve(planned.summary, steps=tuple(clock.rows)))
 
 
 def _check_plan(plan: Any, device_map: DeviceMap | None) -> None:

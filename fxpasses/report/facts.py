@@ -22,7 +22,7 @@ from fxpasses.partitioners.placing.replication.replicas import REPLICA_OF, bytes
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.plan import Plan, stable_keys
 from fxpasses.report.device_rows import device_rows
-from fxpasses.report.summary import CopyRow, PassRow, PathRow, ReplicaRow, StepRow, Summary
+from fxpasses.report.summary import CopyRow, PassRow, PathRow, ReplicaRow, Summary
 from fxpasses.simulation import Simulation, counted_overlap, simulate
 
 __all__ = ["planned_copies", "summarize", "with_figures"]
@@ -39,7 +39,6 @@ def summarize(
     assignment: Assignment,
     *,
     reasons: Mapping[str, str] | None = None,
-    steps: Sequence[StepRow] = (),
     passes: Sequence[PassRow] = (),
     step: TrainingStep | None = None,
 ) -> Summary:
@@ -50,7 +49,6 @@ def summarize(
         graph_module: The unsplit graph.
         assignment: The plan as an assignment of this graph.
         reasons: For each part, why it is where it is.
-        steps: What led here, with seconds.
         passes: The passes that ran.
         step: The training step of the graph, where the plan is for training.
     """
@@ -89,7 +87,7 @@ def summarize(
         plan.model,
         plan.objective,
         len(assignment.partition_of),
-        tuple(steps),
+        (),
         tuple(passes),
         tuple(device_rows(plan, assignment, course, load, period, keys, loads=(uses.memory(plan.offloaded), loading))),
         tuple(sent),

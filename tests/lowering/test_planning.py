@@ -57,6 +57,13 @@ def test_each_operator_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert 2 == len(lowered.plan.parts)
 
 
+def test_the_report_says_how_long_placing_took(planned: Planned) -> None:
+    followed = place(Mlp().eval(), ARGS, plan=planned.plan)
+
+    for each in (planned, followed):
+        assert ["capture", "passes", "place"] == [step.name for step in each.report(advice=False).steps]
+
+
 def test_a_plan_is_what_lowering_makes(planned: Planned) -> None:
     lowered = lower(Mlp().eval(), ARGS, devices=TWO)
 
