@@ -78,7 +78,9 @@ def place_with_offloading(
         options: What else that function is asked for: pins, forbidden devices, groups, contiguity, seed.
 
     Raises:
-        InfeasibleError: not even so: an operator with its parameters and those of the next one is too large.
+        InfeasibleError: not even so on the only device: an operator with its parameters and those of the next one is
+            too large.
+        PlacementError: none was found on several devices.
     """
     options = dict(options or {})
     failures: list[PlacementError] = []
@@ -89,15 +91,15 @@ def place_with_offloading(
             found.append(offload_where_too_small(measured, free))
         options["contiguity"] = free.contiguity  # others take long to be ruled out, again and again
     is_hidden = bool(found) and free is not None and found[0].placement.objective_value <= free.objective_value
-    for device in () if is_hidden else sorted(topology.devices, key=lambda device: -device.memory):
+    for some in () if is_hidden else _too_small(topology):
         try:
-            placement = _with_least_on(measured, topology, device, objective, options)
+            placement = _with_least_on(measured, topology, some, objective, options)
             found.append(offload_where_too_small(measured, placement))
             break
         except PlacementError as error:  # none exists, or none was found
             failures.append(error)
     if not found:
-        raise min(failures, key=_missing)
+        raise _none_found(min(failures, key=_missing), topology)
     best = min(found, key=lambda each: (each.placement.objective_value, len(each.offloaded)))
     bound = 0.0
     if free is not None and free.contiguity == best.placement.contiguity:
@@ -105,9 +107,25 @@ def place_with_offloading(
     return attrs.evolve(best, placement=attrs.evolve(best.placement, bound=bound))
 
 
+def _too_small(topology: Topology) -> Iterator[tuple[Device, ...]]:
+    """Which devices may take more than they hold: one of them, the largest first, else all."""
+    for device in sorted(topology.devices, key=lambda device: -device.memory):
+        yield (device,)
+    if len(topology.devices) > 1:
+        yield topology.devices
+
+
 def _missing(error: PlacementError) -> float:
     missing = error.missing_bytes if isinstance(error, InfeasibleError) else None
     return math.inf if missing is None else missing
+
+
+def _none_found(nearest: PlacementError, topology: Topology) -> PlacementError:
+    """Of several devices, not all ways to share the operators were looked at."""
+    if len(topology.devices) == 1 or math.isinf(_missing(nearest)):
+        return nearest
+    text = f"In the nearest placement that was found, {nearest.message} A device_map may share the operators otherwise."
+    return PlacementError(text, reason=nearest.reason)
 
 
 def _without_budgets(
@@ -136,21 +154,27 @@ def _with_memory(
 
 
 def _with_least_on(
-    measured: MeasuredGraph, topology: Topology, device: Device, objective: Objective, options: Mapping[str, Any]
+    measured: MeasuredGraph,
+    topology: Topology,
+    some: Sequence[Device],
+    objective: Objective,
+    options: Mapping[str, Any],
 ) -> DevicePlacement:
-    """The placement that gives a device with unlimited memory as little as it can."""
+    """The placement that gives some devices as little more than they hold as it can, each as many times its memory."""
 
-    def enlarged(memory: int | None) -> DevicePlacement:
-        return _with_memory(measured, topology, {device.name: memory}, objective, options)
+    def enlarged(times: float) -> DevicePlacement:
+        memory = {each.name: None if math.isinf(times * each.memory) else int(times * each.memory) for each in some}
+        return _with_memory(measured, topology, memory, objective, options)
 
-    best = enlarged(None)
-    if len(topology.devices) == 1 or device.available_mem_bytes is None:
+    best = enlarged(math.inf)
+    least = min(each.memory for each in some)
+    if len(topology.devices) == 1 or math.isinf(least):
         return best
-    low, high = device.memory, float(measured.timed.bytes_of(range(len(measured.figures.nodes))))
+    low, high = 1.0, float(measured.timed.bytes_of(range(len(measured.figures.nodes)))) / least
     for _ in range(_STEPS):
         middle = (low + high) / 2
         try:
-            best, high = enlarged(int(middle)), middle
+            best, high = enlarged(middle), middle
         except PlacementError:  # none exists, or none was found
             low = middle
     return best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, lower, place
+from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, Training, lower, place
 from fxpasses.lowering import lower_with_plan
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.passes import placement
@@ -54,6 +55,19 @@ class DeepTied(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(self.embed(ids)))
+
+
+class Normed(nn.Module):
+    """Residual layers with a norm whose statistics are written, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return x.square().mean()
 
 
 class Thrice(nn.Module):
@@ -512,6 +526,41 @@ def test_a_device_too_small_for_two_parts_says_by_how_much() -> None:
 
     assert str(caught.value).startswith("small has 20.0 KiB, which is 14.5 KiB too little even if all parameters stay")
     assert small(Mlp(8), torch.randn(2, 64), budget=20 * KiB + (caught.value.missing_bytes or 0)) is not None
+
+
+def halves(model: nn.Module, x: torch.Tensor, share: float) -> LoweredModule:
+    """Two devices, each with a share of what the model needs on one, for a training step."""
+    training = Training(optimizer_slots=0)
+    (alone,) = place(model, (x,), devices=[Device("all")], training=training).summary.devices
+    devices = [Device(name, int(share * alone.peak_bytes)) for name in ("left", "right")]
+    return lower(model, (x,), devices=devices, offload="cpu", training=training)
+
+
+def test_two_devices_share_what_is_alive_where_neither_holds_it_with_all_parameters_away() -> None:
+    """What is saved for the backward is too much for one of them, wherever parameters are."""
+    model = Normed().train()
+
+    lowered = halves(model, x := torch.randn(32, 64), 0.4)
+
+    assert all(0 < row.peak_bytes <= (row.budget_bytes or 0) for row in lowered.report.devices)
+    assert lowered.plan.offloaded
+    expected = copy.deepcopy(model)
+    for each in (expected, lowered):
+        each(x).backward()
+    gradients = {name: parameter.grad for name, parameter in expected.named_parameters()}
+    assert gradients.keys() == dict(lowered.named_parameters()).keys()
+    for name, parameter in lowered.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+
+
+def test_that_several_devices_are_too_small_for_two_parts_is_not_said_to_be_proven() -> None:
+    with pytest.raises(PlacementError) as caught:
+        halves(Normed().train(), torch.randn(32, 64), 0.2)
+
+    assert not isinstance(caught.value, InfeasibleError)
+    said = r"In the nearest placement that was found, left has 74\.8 KiB, which is 65\.5 KiB too little even if all "
+    assert re.match(said, str(caught.value))
+    assert str(caught.value).endswith("or make the inputs smaller. A device_map may share the operators otherwise.")
 
 
 def test_an_unknown_place_is_refused() -> None:
