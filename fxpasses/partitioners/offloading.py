@@ -1,10 +1,11 @@
 """Place a model that is too large for all devices together: some parts load their parameters from main memory.
 
 Two placements are tried, and the faster one is taken. In one everything that fits stays on the devices, and one device,
-the one with the most memory that works, takes what is left. The other is the fastest one there would be if memory did
-not count; no placement can be faster, whatever is loaded, and where its loads hide behind what runs it is taken. What a
-device then has too much is cut into small parts: as many of these as possible keep their parameters, evenly spread over
-the run from the first one on, and the others load theirs one part ahead.
+the one with the most memory that works, takes what is left; where none works, each takes as many times its memory as
+all have to. The other is the fastest one there would be if memory did not count; no placement can be faster, whatever
+is loaded, and where its loads hide behind what runs it is taken. What a device then has too much is cut into small
+parts: as many of these as possible keep their parameters, evenly spread over the run from the first one on, and the
+others load theirs one part ahead.
 
 In training memory and seconds are those of a step: gradients of what is loaded go to main memory, where the optimizer
 keeps what it keeps for it, and steps.
@@ -161,13 +162,13 @@ def _with_least_on(
     options: Mapping[str, Any],
 ) -> DevicePlacement:
     """The placement that gives some devices as little more than they hold as it can, each as many times its memory."""
+    held = {each.name: max(1.0, each.memory) for each in some}
 
     def enlarged(times: float) -> DevicePlacement:
-        memory = {each.name: None if math.isinf(times * each.memory) else int(times * each.memory) for each in some}
+        memory = {name: None if math.isinf(times * size) else int(times * size) for name, size in held.items()}
         return _with_memory(measured, topology, memory, objective, options)
 
-    best = enlarged(math.inf)
-    least = min(each.memory for each in some)
+    best, least = enlarged(math.inf), min(held.values())
     if len(topology.devices) == 1 or math.isinf(least):
         return best
     low, high = 1.0, float(measured.timed.bytes_of(range(len(measured.figures.nodes)))) / least

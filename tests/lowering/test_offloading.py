@@ -528,6 +528,17 @@ def test_a_device_too_small_for_two_parts_says_by_how_much() -> None:
     assert small(Mlp(8), torch.randn(2, 64), budget=20 * KiB + (caught.value.missing_bytes or 0)) is not None
 
 
+@pytest.mark.parametrize("budgets", [(0,), (0, 0), (0, 10_000)])
+def test_devices_without_any_memory_are_too_small(budgets: tuple[int, ...]) -> None:
+    with pytest.raises(PlacementError, match=r" too little even if all parameters stay on the CPU"):
+        lower(
+            Mlp(4),
+            (torch.randn(2, 64),),
+            devices=[Device(f"device{place}", size) for place, size in enumerate(budgets)],
+            offload="cpu",
+        )
+
+
 def halves(model: nn.Module, x: torch.Tensor, share: float) -> LoweredModule:
     """Two devices, each with a share of what the model needs on one, for a training step."""
     training = Training(optimizer_slots=0)
