@@ -14,7 +14,7 @@ from fxpasses.devices import Topology
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.requests import Request
-from fxpasses.partitioners.placing.searches import device_search
+from fxpasses.partitioners.placing.searches import device_search, one_search
 from fxpasses.partitioners.placing.searches.asked_again import Again
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution, solve_placement
 
@@ -59,7 +59,7 @@ def test_a_tight_budget_does_not_leave_the_cut_of_the_graphs_own_order(
 ) -> None:
     """A schedule that was over by some bytes was given up for a cut that takes a third longer."""
     answers = []
-    with_smaller_budgets = device_search.with_smaller_budgets
+    with_smaller_budgets = one_search.with_smaller_budgets
 
     def noted(*args: Any) -> Again:
         again = with_smaller_budgets(*args)
@@ -70,10 +70,10 @@ def test_a_tight_budget_does_not_leave_the_cut_of_the_graphs_own_order(
 
         return asked
 
-    monkeypatch.setattr(device_search, "with_smaller_budgets", noted)
+    monkeypatch.setattr(one_search, "with_smaller_budgets", noted)
     seconds = seconds_of(llama)
 
-    monkeypatch.setattr(device_search, "solved_again", lambda *_args: None)
+    monkeypatch.setattr(one_search, "solved_again", lambda *_args: None)
     assert seconds < 0.85 * seconds_of(llama)
     assert any(answer is not None for answer in answers)
 
@@ -101,7 +101,8 @@ def test_a_search_divides_its_seconds_among_its_questions(
         changed.append((request.time_budget, len(starts)))
         return []
 
-    monkeypatch.setattr(device_search, "near_placements", none_nearby)
+    for module in (device_search, one_search):
+        monkeypatch.setattr(module, "near_placements", none_nearby)
 
     def at_once(problem: PlacementProblem) -> PlacementSolution:
         asked.append(problem)

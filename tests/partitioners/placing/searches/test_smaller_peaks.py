@@ -12,7 +12,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners import place_by_device
 from fxpasses.partitioners.placing.budget_checks import Seen
 from fxpasses.partitioners.placing.device_runs import Runs
-from fxpasses.partitioners.placing.searches import device_search
+from fxpasses.partitioners.placing.searches import one_search
 from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.units import format_bytes
 
@@ -49,7 +49,7 @@ def test_smaller_budgets_lead_to_a_smaller_peak(monkeypatch: pytest.MonkeyPatch)
     placement = place_by_device(graph, devices(), objective="memory", contiguity="free")
 
     with monkeypatch.context() as without:
-        without.setattr(device_search, "with_smaller_peaks", lambda *_given: [])
+        without.setattr(one_search, "with_smaller_peaks", lambda *_given: [])
         larger = place_by_device(graph, devices(), objective="memory", contiguity="free")
     assert placement.bound <= placement.objective_value < 0.95 * larger.objective_value
 

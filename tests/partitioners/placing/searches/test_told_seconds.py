@@ -12,7 +12,7 @@ from fxpasses import Training, fake_devices
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Contiguity
-from fxpasses.partitioners.placing.searches import asked_again, device_search
+from fxpasses.partitioners.placing.searches import asked_again, device_search, one_search
 from fxpasses.partitioners.placing.searches.checked_answers import Solver
 from fxpasses.partitioners.solvers import PlacementProblem, PlacementSolution
 
@@ -45,7 +45,7 @@ class Tied(nn.Module):
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[PlacementProblem]:
     """The problems that are put to solvers, as they are."""
     problems = list[PlacementProblem]()
-    for module in (device_search, asked_again):
+    for module in (device_search, one_search, asked_again):
         for name in {"answer_to", "answer_if_any"} & set(vars(module)):
             answer = getattr(module, name)
 
