@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from fxpasses.timeline.spans import MemoryCurve, Span, Timeline, lanes_of
+from fxpasses.timeline.tracks import ends_of_link, link_track
 from fxpasses.units import format_bytes, format_seconds
 
 __all__ = ["draw_timeline"]
@@ -36,9 +37,6 @@ DARK_TEXT = ("#e69f00", "#f0e442", "#56b4e9", "#cc79a7", "#c9ced6", "#999999")
 MARGIN, LANE, CURVE, GAP, AXIS = 16, 24, 40, 14, 30
 LETTER = 6.4
 """Pixels of a letter of the labels, on the average."""
-
-ARROW = " → "
-"""Between the ends of a link, in the name of its track."""
 
 NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML may have, not even escaped."""
@@ -203,12 +201,13 @@ def _shortened(text: str, room: int) -> str:
 
 def _track_label(track: str, room: int = 30) -> str:
     """A device, or the two ends of a link, of which neither hides the other."""
-    source, arrow, target = track.partition(ARROW)
-    if not arrow:
+    ends = ends_of_link(track)
+    if ends is None:
         return _shortened(track, room)
-    left = room - len(arrow)
+    source, target = ends
+    left = room - len(link_track("", ""))
     of_target = min(len(target), max(left // 2, left - len(source)))
-    return f"{_shortened(source, left - of_target)}{arrow}{_shortened(target, of_target)}"
+    return link_track(_shortened(source, left - of_target), _shortened(target, of_target))
 
 
 def _curve(timeline: Timeline, track: str, steps: MemoryCurve, top: float, left: float, scale: float) -> _Curve:

@@ -13,6 +13,7 @@ from fxpasses.devices import MAIN_MEMORY, Topology
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.single_loads import ParameterLoad
 from fxpasses.partitioners.costs.task_lists import Task, TaskList
+from fxpasses.timeline.tracks import ends_of_link, link_track
 
 __all__ = ["add_backward"]
 
@@ -72,7 +73,7 @@ def add_backward(
 
 def _loads_again(part: Task, loads: Iterable[ParameterLoad], needs: Sequence[int]) -> Iterator[Task]:
     """What the backward of a part waits for: nothing is loaded ahead there, and the device does nothing meanwhile."""
-    link = f"{MAIN_MEMORY} → {part.track}"
+    link = link_track(MAIN_MEMORY, part.track)
     for load in loads:
         if load.again:
             taken, needed = load.again * load.seconds, tuple(needs)
@@ -81,7 +82,7 @@ def _loads_again(part: Task, loads: Iterable[ParameterLoad], needs: Sequence[int
 
 def _gradients_of_loads(part: Task, loads: Iterable[ParameterLoad], after: int) -> Iterator[Task]:
     """What goes back to main memory once the backward of a part has run; the device waits for it, too."""
-    link = f"{part.track} → {MAIN_MEMORY}"
+    link = link_track(part.track, MAIN_MEMORY)
     for load in loads:
         if load.is_trained:
             name, uses = str(load.value.target), (link, part.track)
@@ -90,9 +91,10 @@ def _gradients_of_loads(part: Task, loads: Iterable[ParameterLoad], after: int) 
 
 def _gradient(task: Task, value: Node, target: str, topology: Topology) -> Task:
     """The way back of a copy, over the link in the other direction."""
-    source = task.track.partition(" → ")[0]
-    size = value_bytes(value)
+    ends = ends_of_link(task.track)
+    assert ends is not None  # it is a copy
+    source, size = ends[0], value_bytes(value)
     taken = size / topology.link(target, source).bandwidth
-    link = f"{target} → {source}"
+    link = link_track(target, source)
     uses = tuple(link if used == task.track else used for used in task.uses)
     return Task(task.name, "copy", link, uses, taken, (), 0)

@@ -19,6 +19,7 @@ from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.graph_figures import no_bytes, value_bytes
 from fxpasses.partitioners.costs.shared_state import SentState, SharedState, sent_state
 from fxpasses.partitioners.costs.single_loads import ParameterLoad
+from fxpasses.timeline.tracks import link_track
 
 __all__ = ["Overlap", "Task", "TaskList", "run_one_by_one", "tasks_of"]
 
@@ -169,7 +170,7 @@ class _Writer:
         before = [(sample, parts[place - 2])] if place >= 2 else []
         before += turns[-3:-2]
         needs = dict.fromkeys(self.todo.computing[turn] for turn in before if turn in self.todo.computing)
-        link = f"{MAIN_MEMORY} → {home}"
+        link = link_track(MAIN_MEMORY, home)
         for load in loads:
             task = Task(
                 str(load.value.target),
@@ -218,7 +219,7 @@ class _Writer:
     ) -> int:
         key = (sample, value, home)
         if key not in self.todo.copying:
-            link, size, back = f"{origin} → {home}", self.sent(value), self.returned(value)
+            link, size, back = link_track(origin, home), self.sent(value), self.returned(value)
             ends = (origin, home) if self._slowest(value, origin, targets, size, back) == home else (home,)
             self.todo.copying[key] = self.todo.add(
                 Task(
