@@ -19,6 +19,7 @@ from fxpasses.partitioners.solvers.annealing import cooling
 from fxpasses.partitioners.solvers.compiling import cached
 from fxpasses.partitioners.solvers.contiguous.ideals import span_runs
 from fxpasses.partitioners.solvers.contiguous.tables import table_runs
+from fxpasses.partitioners.solvers.free import packing_steps
 from fxpasses.partitioners.solvers.latency.trials import anneal
 
 
@@ -74,6 +75,16 @@ def test_searches_of_pipelines_are_compiled_once() -> None:
 
     for compiled in (cooling.anneal, span_runs.charged, table_runs.extend):
         assert len(compiled.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled
+
+
+def test_packing_is_compiled_once() -> None:
+    """For costs in rows and in columns, too."""
+    speeds, memory = DEVICES["3 different, tight"]
+    for name, objective in (("bert-3, operators", "throughput"), ("bert-24, layers, training", "devices")):
+        given = {"memory": memory, "objective": objective, "contiguity": "free", "time_budget": 0.1}
+        solve_placement(mixed(WORKLOADS[name](), speeds, **given))
+
+    assert len(packing_steps.pack.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled
 
 
 def test_all_that_searches_compile_can_be_compiled_ahead() -> None:
