@@ -103,9 +103,8 @@ def _received(lives: Lifetimes, family: CutFamily) -> Floats:
         there, unused, alike = np.zeros(family.count), list[Floats](), list[Bools]()
         for each in lives.arrivals[begin : begin + AT_ONCE]:
             used = family.inside[list(each.users)].sum(axis=0)
-            size = (
-                np.full(family.count, float(each.size)) if each.maker is None else each.size * family.inside[each.maker]
-            )
+            is_made = np.True_ if each.maker is None else family.inside[each.maker]
+            size = np.where(is_made, float(each.size), np.zeros(family.count))
             same = used[None, :] == np.unique(used)[:, None]
             there += size
             unused.append(size * same)
