@@ -15,7 +15,8 @@ from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous.solving import solve_pipeline
 from fxpasses.partitioners.solvers.free import solving as free_solving
 from fxpasses.partitioners.solvers.latency import solving as latency_solving
-from fxpasses.partitioners.solvers.proofs.programs import CALL, LEAST, ROOT, Answer, Program
+from fxpasses.partitioners.solvers.proofs import programs
+from fxpasses.partitioners.solvers.proofs.programs import ENTRY, LEAST, ROOT, Answer, Program, Taken
 
 
 def problem(**options: object) -> PlacementProblem:
@@ -65,9 +66,32 @@ def test_a_program_that_was_stopped_says_the_same_again() -> None:
     np.testing.assert_array_equal(first.x, second.x)
 
 
+def test_iterations_of_the_simplex_method_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, costs = knapsack()
+    stopped = program.minimize(costs, seconds=0.2)
+
+    monkeypatch.setattr(programs, "ITERATION", 0.0)
+
+    assert program.minimize(costs, seconds=0.2).bound > stopped.bound, "calls alone let it go on"
+
+
+def test_iterations_are_read_from_what_highs_writes_down() -> None:
+    taken = Taken(entries=1000)
+
+    taken.read("        Nodes      |    B&B Tree     |\nSrc  Proc. InQueue | InLp Confl. | LpIters     Time\n\n")
+    taken.read("   918 rows, 783 cols, 3830 nonzeros 0s\nSymmetry detection completed in 0.1s\n")
+    assert 0 == taken.iterations
+    taken.read("    0       0         0   0.00%   0.95         inf     inf      172      2      8       489     0.1s\n")
+    assert 489 == taken.iterations
+    taken.read(
+        " L 8120     103        48   0.41%   0.98         1.2    9.1%    1037     10    454     1201k    66.7s\n"
+    )
+    assert 1_201_000 == taken.iterations
+
+
 def test_a_program_that_the_seconds_do_not_pay_for_is_not_asked() -> None:
     program, costs = knapsack()
-    least = LEAST * ROOT * CALL * 1.02  # of two hundred entries
+    least = LEAST * (ROOT + 200 * ENTRY)
 
     assert -np.inf == program.minimize(costs, seconds=least * 0.95).bound
     assert program.minimize(costs, seconds=least * 1.05).bound > -np.inf

@@ -1,12 +1,14 @@
 """Integer programs for HiGHS (highspy): variables in blocks, rows as they come, answers with a proven bound.
 
 A limit in seconds would give other answers on a machine that is busy, and one in branch-and-bound nodes says little, as
-a node takes from a fifth of a millisecond to a fifth of a second. HiGHS calls back at fixed points of its search, so
-calls are counted, each as the seconds that one takes by the size of the program.
+a node takes from a fifth of a millisecond to a fifth of a second. HiGHS calls back at fixed points of its search, and
+writes down there how many iterations of the simplex method it took. Both are counted as seconds.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 import attrs
@@ -15,18 +17,23 @@ from numpy.typing import ArrayLike
 
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
-__all__ = ["Answer", "Program"]
+__all__ = ["Answer", "Program", "Taken"]
 
-CALL, ENTRIES, GROWTH = 3.5e-4, 3_000, 1.5
-"""Seconds from one call to the next in a small program, the non-zero entries with which they are twice as long, and the
-power with which they grow. Most of 75 programs of 340 to 12,000 entries took a third to three times what that gives."""
-ROOT = 10
-"""Calls of the search that one before the first branch counts for: cuts and heuristics are between them."""
-LEAST = 10
+ITERATION, CALL = 6e-5, 1e-4
+"""Seconds of an iteration of the simplex method, and of a call of the search."""
+ROOT, ENTRY = 1e-3, 8e-7
+"""Seconds of a call before the first branch, with cuts and heuristics between it and the last one; and for each
+non-zero entry. Most of 62 programs of 200 to 19,000 entries took 0.75 to 1.45 times what these give."""
+LEAST = 20
 """Calls before the first branch that the seconds have to pay for; a program of less is not asked."""
+ITERATIONS = re.compile(r"(\d+)(k?)\s+\d+\.\d+s\s*$", re.MULTILINE)
+"""The last columns of what HiGHS writes down: iterations, in thousands where they are many, and seconds."""
 
 OPTIONS: dict[str, Any] = {
-    "output_flag": False,
+    "output_flag": True,  # to callbacks
+    "log_to_console": False,
+    "log_file": os.devnull,  # without any, versions before 1.14 do not call back
+    "mip_min_logging_interval": 0.0,  # at each point of the search, not by the clock
     "parallel": "off",
     "mip_rel_gap": 1e-9,
     "mip_feasibility_tolerance": 1e-9,
@@ -48,6 +55,40 @@ class Answer:
 
     x: Floats | None
     bound: float
+
+
+@attrs.define
+class Taken:
+    """What HiGHS did so far, as the seconds that it takes on a usual machine.
+
+    Args:
+        entries: How many of a program are not zero.
+        calls: The seconds of its calls.
+        iterations: How many iterations of the simplex method it took.
+    """
+
+    entries: int
+    calls: float = 0.0
+    iterations: int = 0
+
+    @property
+    def root(self) -> float:
+        """The seconds of a call before the first branch."""
+        return ROOT + ENTRY * self.entries
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.calls + ITERATION * self.iterations
+
+    def call(self, *, before_branching: bool) -> None:
+        """Count a call of the search."""
+        self.calls += self.root if before_branching else CALL
+
+    def read(self, message: str) -> None:
+        """Read the iterations from what HiGHS writes down."""
+        for count, thousands in ITERATIONS.findall(message):
+            self.iterations = max(self.iterations, int(count) * (1000 if thousands else 1))
 
 
 class Program:
@@ -99,24 +140,26 @@ class Program:
 
         Where they are too few to begin with nothing is asked, and nothing is known.
         """
-        each = CALL * (1 + (sum(map(len, self._value)) / ENTRIES) ** GROWTH)
-        if seconds < LEAST * ROOT * each:
+        taken = Taken(entries=sum(map(len, self._value)))
+        if seconds < LEAST * taken.root:
             return Answer(None, -np.inf)
         import highspy
 
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]  # its own stubs have no types
+        solver, kinds = highspy.Highs(), highspy.cb.HighsCallbackType  # type: ignore[no-untyped-call]  # has no types
         for option, value in OPTIONS.items():
             solver.setOptionValue(option, value)
         solver.passModel(self._model(costs))
-        left = seconds
 
-        def count(_kind: Any, _message: str, seen: Any, reply: Any, _data: Any) -> None:
-            nonlocal left
-            left -= each if seen.mip_node_count > 1 else each * ROOT
-            reply.user_interrupt = left <= 0
+        def count(kind: Any, message: str, seen: Any, reply: Any, _data: Any) -> None:
+            if kind == kinds.kCallbackLogging:
+                taken.read(message)
+            else:
+                taken.call(before_branching=seen.mip_node_count <= 1)
+                reply.user_interrupt = taken.seconds >= seconds
 
         solver.setCallback(count, None)
-        solver.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
+        solver.startCallback(kinds.kCallbackLogging)
+        solver.startCallback(kinds.kCallbackMipInterrupt)
         solver.run()
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
