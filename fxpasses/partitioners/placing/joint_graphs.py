@@ -19,6 +19,7 @@ from fxpasses.metadata import value_of
 __all__ = ["backward_by_number", "backward_by_order", "is_backward"]
 
 _SEEDS = ("ones_like", "full_like")
+_SUMS = ("add", "add_")
 
 
 def is_backward(node: Node) -> bool:
@@ -30,19 +31,24 @@ def is_backward(node: Node) -> bool:
 def backward_by_number(nodes: Iterable[Node]) -> dict[Node, Node]:
     """The forward node of each backward node by ``seq_nr``; which of two is backward is told by metadata.
 
+    Where a value has several users, autograd adds up their gradients between two calls, under the number of whatever
+    ran before the backward. Such a sum belongs where the last of its terms does.
+
     Args:
         nodes: The nodes in graph order.
     """
     forward: dict[int, Node] = {}
-    partners: dict[Node, Node] = {}
+    numbers: dict[Node, int] = {}
     for node in nodes:
         if (number := node.meta.get("seq_nr")) is None:
             continue
         if not is_backward(node):
             forward.setdefault(number, node)
         elif number in forward:
-            partners[node] = forward[number]
-    return partners
+            terms = [numbers[term] for term in node.all_input_nodes if term in numbers]
+            is_sum = _name_of(node) in _SUMS and len(terms) == 2
+            numbers[node] = min(number, *terms) if is_sum else number
+    return {node: forward[number] for node, number in numbers.items()}
 
 
 def backward_by_order(nodes: Sequence[Node]) -> dict[Node, Node]:
@@ -78,7 +84,7 @@ def backward_by_order(nodes: Sequence[Node]) -> dict[Node, Node]:
 def _is_seed(nodes: Sequence[Node], index: int) -> bool:
     """Whether a node is the one that a backward begins with: made of a returned scalar, and gradients follow."""
     node = nodes[index]
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    name = _name_of(node)
     if name not in _SEEDS or not node.all_input_nodes or (name == "full_like" and node.args[1:2] != (1,)):
         return False
     loss = node.all_input_nodes[0]
@@ -92,6 +98,10 @@ def _is_seed(nodes: Sequence[Node], index: int) -> bool:
         and loss in returned
         and _leads_to(node, returned, map(nodes.__getitem__, range(index + 1, len(nodes))))
     )
+
+
+def _name_of(node: Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
 
 
 def _leads_to(node: Node, wanted: Collection[Node], later: Iterable[Node]) -> bool:

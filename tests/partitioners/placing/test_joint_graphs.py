@@ -105,6 +105,20 @@ def _named(graph: GraphModule, name: str) -> Node:
     return next(node for node in graph.graph.nodes if node.name == name)
 
 
+def test_a_sum_of_gradients_belongs_where_the_last_of_them_does() -> None:
+    """Autograd adds them up under the number of the last call of the forward, which is the loss."""
+    graph = joint_by_aot(Loss(), ARGS)
+    figures = GraphFigures.of(graph)
+    partners = backward_partners(figures)
+    sums = [node for node in partners if node.target is torch.ops.aten.add.Tensor]
+
+    assert 3 == len(sums)  # one for each residual whose input needs a gradient
+    for node in sums:
+        terms = [figures.position[partners[term]] for term in node.all_input_nodes]
+        assert figures.position[partners[node]] == min(terms)
+    assert 3 == len({partners[node] for node in sums})
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_joint_graph_is_placed_with_its_backward_beside_its_forward(make: Any) -> None:
     graph = make(Loss(), ARGS)
