@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import networkx as nx
@@ -12,11 +14,11 @@ import pytest
 from fxpasses.devices import Device
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
-from fxpasses.partitioners.solvers.contiguous.spreading import spread
+from fxpasses.partitioners.solvers.contiguous.spreading import HALVINGS, largest, spread
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import Ints, tables_of
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evaluate, tables_of
 
 
 def line(count: int, devices: dict[str, tuple[float, int | None]], **options: Any) -> PlacementProblem:
@@ -62,6 +64,55 @@ def test_a_device_stops_before_what_it_cannot_run() -> None:
     problem = line(30, {"a": (1.0, None), "b": (1.0, None), "c": (1.0, None)}, forbidden={6: ["a"]})
 
     assert spread_cuts(problem, [2, 4, 30]) == [6, 18, 30]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cuts_lie_where_little_is_sent(seed: int) -> None:
+    """All ways to cut a line of units that take, keep and send different amounts, in devices that differ."""
+    draw = np.random.default_rng(seed)
+    devices = {"a": (1.0, 90), "b": (1.5, 60), "c": (0.75, None), "d": (1.0, 75)}
+    count = 16
+    problem = line(count, devices, forbidden={int(draw.integers(4, count)): ["b"]})
+    for _node, facts in problem.graph.nodes(data=True):
+        own = draw.uniform(0.5, 1.5)
+        facts["seconds"] = {name: own / speed for name, (speed, _memory) in devices.items()}
+        facts.update(kept_bytes=int(draw.integers(20)), output_seconds=float(draw.choice([0.01, 2.0])))
+    tables, goal = tables_of(problem), value_of(problem, [2, 4, 6, count])
+
+    cuts = spread_cuts(problem, [2, 4, 6, count])
+
+    ways = [(*ends, count) for ends in itertools.combinations(range(1, count), 3)]
+    best = min(value_of(problem, way) for way in ways if fits(tables, way))
+    assert 4 == len(cuts)
+    assert fits(tables, cuts)
+    assert best <= value_of(problem, cuts) <= best + goal / 2**HALVINGS
+
+
+def value_of(problem: PlacementProblem, cuts: Sequence[int]) -> float:
+    """The largest load where devices stop at some places."""
+    return evaluate(tables_of(problem), home(cuts)).value("throughput")
+
+
+def fits(tables: CostTables, cuts: Sequence[int]) -> bool:
+    """Whether devices that stop at some places have room, and can run what is theirs."""
+    figures = evaluate(tables, home(cuts))
+    return bool((figures.kept <= tables.memory).all() and np.isfinite(figures.load).all())
+
+
+def home(cuts: Sequence[int]) -> Ints:
+    """The device of each unit."""
+    return np.repeat(np.arange(len(cuts)), np.diff([0, *cuts]))
+
+
+def test_the_largest_values_of_ranges() -> None:
+    draw = np.random.default_rng(0)
+    values = draw.random(37)
+    first = draw.integers(0, 37, 500)
+    after = first + 1 + (draw.random(500) * (37 - first)).astype(np.int64)
+
+    found = largest(values, first, after)
+
+    assert [values[begin:end].max() for begin, end in zip(first, after, strict=True)] == found.tolist()
 
 
 def test_room_that_each_of_many_devices_has_left_adds_up() -> None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import absorbed
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
-from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, stops_of
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.ideals.stops import stops_of
 from fxpasses.partitioners.solvers.contiguous.long_graphs import MAX_UNITS, is_long
 from fxpasses.partitioners.solvers.contiguous.refined.refining import Refined, Refining
 from fxpasses.partitioners.solvers.contiguous.refined.spare import Payment

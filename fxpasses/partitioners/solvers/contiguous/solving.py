@@ -12,7 +12,7 @@ import numpy as np
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.contiguous.certifying import every_ideal, smallest
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import optimistic
-from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, prefixes, stops_near, stops_of
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words, prefixes
 from fxpasses.partitioners.solvers.contiguous.ideals.orders import (
     BASIC,
     MANY,
@@ -22,6 +22,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.orders import (
     orders_between,
 )
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
+from fxpasses.partitioners.solvers.contiguous.ideals.stops import stops_near, stops_of
 from fxpasses.partitioners.solvers.contiguous.improving import NEAREST, improved, improved_far
 from fxpasses.partitioners.solvers.contiguous.leaves import fold_leaves, fold_leaves_without_bytes
 from fxpasses.partitioners.solvers.contiguous.linked.descending import descended
@@ -237,9 +238,10 @@ def _refined(search: Search, best: Answer, order: Ints, cuts: Ints, bound: float
             found = best if pipeline is None else Answer.of(fine, pipeline)
             if found.rank < best.rank:
                 best, cuts = found, stops[_stops(found)]
-    near = search.contracted(order, stops_near(order, cuts, weight, 1.0 / search.units.size, REFINING))
-    pipeline = near.run(prefixes([range(near.units.size)]), best.goal(search) * (1 + 1e-9)).pipeline
-    return best if pipeline is None else min(best, improved(near, Answer.of(near, pipeline)), key=Answer.by_rank)
+    stops = stops_near(order, cuts, weight, 1.0 / search.units.size, REFINING)
+    fine = search.contracted(order, stops)
+    pipeline = fine.run(prefixes([range(fine.units.size)]), best.goal(search) * (1 + 1e-9)).pipeline
+    return best if pipeline is None else min(best, improved(fine, Answer.of(fine, pipeline)), key=Answer.by_rank)
 
 
 def _stops(answer: Answer) -> Ints:

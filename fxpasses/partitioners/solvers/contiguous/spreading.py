@@ -1,9 +1,10 @@
 """Move all cuts of a coarse answer at once: what one device takes more, those after it take less.
 
-Cuts on a coarse grid leave room on each device. What is gained adds up from device to device, until the last cuts
-belong far from where they are, which no search near them finds. Where seconds and bytes simply add up along the order,
-the best cuts are found at once: under a threshold each device runs as far as it can, and the threshold is found by
-bisection. What does not add up (transfers, shared and live bytes) is taken from the coarse answer.
+Cuts on a coarse grid leave room on each device, and miss the places where little is sent. What is gained adds up from
+device to device, until the last cuts belong far from where they are, which no search near them finds. Where seconds and
+bytes simply add up along the order, and a cut costs what is open there, the best cuts are found at once: under a
+threshold one device after the other is asked where it can stop, and the threshold is found by bisection. What does not
+add up (values that pass a device by, shared and live bytes) is taken from the coarse answer.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import math
 import attrs
 import numpy as np
 
+from fxpasses.partitioners.solvers.contiguous.ideals.stops import open_along
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints, evaluate
 
-__all__ = ["spread"]
+__all__ = ["HALVINGS", "largest", "spread"]
 
-HALVINGS = 20
+HALVINGS = 8
+"""How often the thresholds between which the best one lies are halved."""
 
 
 def spread(search: Search, answer: Answer, order: Ints, cuts: Ints, bound: float) -> Ints:
-    """After how many units of the order devices would stop, if all but units cost what it costs in the answer.
+    """After how many units of the order devices would stop, if all but units and cuts cost what it does in the answer.
 
     Args:
         search: The problem with all units.
@@ -32,15 +35,18 @@ def spread(search: Search, answer: Answer, order: Ints, cuts: Ints, bound: float
         bound: Thresholds are looked at between it and the value of the answer.
 
     Returns:
-        Up to ``d`` places, sorted. Time O(m × classes + d log m).
+        Up to ``d`` places, sorted. Time O(m × classes + d × places where a device can stop).
     """
     runs = _Runs.of(search, answer, order, cuts)
-    low, high = bound, answer.goal(search)
-    for _halving in range(HALVINGS if math.isfinite(high) else 0):
+    low, high, found = bound, answer.goal(search), cuts
+    if math.isinf(high):
+        ends = runs.under(high)
+        return cuts if ends is None else ends
+    for _halving in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if runs.under(middle)[-1] == len(order) else (middle, high)
-    found = np.unique(runs.under(high))
-    return found[found > 0]
+        ends = runs.under(middle)
+        low, high, found = (middle, high, found) if ends is None else (low, middle, ends)
+    return found
 
 
 @attrs.frozen
@@ -48,58 +54,115 @@ class _Run:
     """What one device can run, by sums over the units before each place of the order.
 
     Args:
-        seconds: ``(m + 1,)``.
+        load: What adds up and should be small, ``(m + 1,)``.
+        begin: The same without what it costs to begin at each place: what loads are counted from.
+        end: The same with what it costs to stop there.
         kept: Bytes, ``(m + 1,)``.
-        banned: The places of units that it cannot run.
-        beside: Seconds and bytes of it that are not those of its units.
+        banned: From which place on at least a run up to each place begins, as the device cannot run what is before.
+        beside: The load and the bytes that do not follow from the ends.
         memory: Its bytes.
     """
 
-    seconds: Floats
+    load: Floats
+    begin: Floats
+    end: Floats
     kept: Ints
     banned: Ints
     beside: tuple[float, float]
     memory: float
 
-    def end(self, begin: int, seconds: float, size: float) -> int:
-        """How far it comes in so much time and so many bytes."""
-        ends = [
-            np.searchsorted(self.seconds, self.seconds[begin] + seconds - self.beside[0], side="right") - 1,
-            np.searchsorted(self.kept, self.kept[begin] + min(size, self.memory) - self.beside[1], side="right") - 1,
-            *self.banned[self.banned >= begin][:1],
-        ]
-        return max(begin, int(min(ends)))
+    def ends(self, begins: Ints, least: int, most: float) -> Ints:
+        """Where it can stop, from one of some places, with so much load at most, but not before a place."""
+        room, left = most - self.beside[0], self.begin[begins]
+        places = np.arange(least, np.searchsorted(self.load, left.max() + room, side="right"))
+        first, after = self._range(begins, places)
+        fine = np.flatnonzero(first < after)
+        enough = largest(left, first[fine], after[fine]) + room >= self.end[places[fine]]
+        return places[fine[enough]]
+
+    def begin_of(self, begins: Ints, place: int) -> int:
+        """Of the places from which it can stop at another one that from which it has the least load."""
+        first, after = (int(each[0]) for each in self._range(begins, np.array([place])))
+        return int(begins[first + np.argmax(self.begin[begins[first:after]])])
+
+    def earliest(self, place: int, most: float) -> int:
+        """Where it begins at the earliest to stop at a place, if its ends cost nothing."""
+        return int(np.searchsorted(self.load, self.load[place] - (most - min(self.beside[0], 0.0))))
+
+    def _range(self, begins: Ints, places: Ints) -> tuple[Ints, Ints]:
+        """From which to before which of some places the device can begin to stop at others."""
+        size = self.kept[places] - (self.memory - self.beside[1])
+        first = np.maximum(np.searchsorted(self.kept, size), self.banned[places])
+        return np.searchsorted(begins, first), np.searchsorted(begins, places)
+
+
+def largest(values: Floats, first: Ints, after: Ints) -> Floats:
+    """The largest of the values from one place to before another one, for some such ranges; none is empty."""
+    if not first.any():
+        return np.maximum.accumulate(values)[after - 1]
+    tables = [values]
+    while 2 * (width := 1 << (len(tables) - 1)) <= len(values):
+        tables.append(np.maximum(tables[-1][:-width], tables[-1][width:]))
+    level = np.frexp((after - first).astype(np.float64))[1] - 1
+    found = np.empty(len(first))
+    for each, table in enumerate(tables):
+        own = np.flatnonzero(level == each)
+        found[own] = np.maximum(table[first[own]], table[after[own] - (1 << each)])
+    return found
 
 
 @attrs.frozen
 class _Runs:
-    """The devices of an answer in execution order; what counts are their bytes, or their seconds."""
+    """The devices of an answer in execution order, and how many units there are."""
 
     devices: list[_Run]
-    by_bytes: bool
+    count: int
 
     @classmethod
     def of(cls, search: Search, answer: Answer, order: Ints, cuts: Ints) -> _Runs:
         figures, units = evaluate(search.tables, answer.device_of), search.units
         kept = np.append(0, np.cumsum(units.kept[order]))
-        sums = [np.append(0.0, np.cumsum(group.weight[order])) for group in search.classes]
-        banned = [np.flatnonzero(group.banned[order]) for group in search.classes]
+        by_bytes = search.problem.objective == "memory"
+        kinds = []
+        for group in search.classes:
+            load = kept.astype(np.float64) if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
+            share = 0.0 if by_bytes else 1.0
+            entering, leaving = (open_along(order, units, share * each) for each in (group.entering, group.leaving))
+            behind = np.append(0, np.where(group.banned[order], np.arange(1, len(order) + 1), 0))
+            kinds.append((load, load - entering, load + leaving, np.maximum.accumulate(behind)))
         kind_of = {device: kind for kind, group in enumerate(search.classes) for device in group.devices}
-        devices, begin = [], 0
-        for device, end in zip(answer.order, cuts.tolist(), strict=True):
-            kind = kind_of[device]
-            seconds = float(figures.load[device] - (sums[kind][end] - sums[kind][begin]))
-            size = float(figures.kept[device] - (kept[end] - kept[begin]))
+        devices, first = [], 0
+        for device, last in zip(answer.order, cuts.tolist(), strict=True):
+            load, begin, end, banned = kinds[kind_of[device]]
+            size = float(figures.kept[device] - (kept[last] - kept[first]))
+            value = figures.kept[device] if by_bytes else figures.load[device]
+            beside = float(value - (end[last] - begin[first]))
             memory = float(search.tables.memory[device])
-            devices.append(_Run(sums[kind], kept, banned[kind], (seconds, size), memory))
-            begin = end
-        return cls(devices, search.problem.objective == "memory")
+            devices.append(_Run(load, begin, end, kept, banned, (beside, size), memory))
+            first = last
+        return cls(devices, len(order))
 
-    def under(self, threshold: float) -> Ints:
-        """Where each device stops that runs as much as it can."""
-        seconds, size = (math.inf, threshold) if self.by_bytes else (threshold, math.inf)
-        at, found = 0, []
-        for device in self.devices:
-            at = device.end(at, seconds, size)
-            found.append(at)
-        return np.array(found)
+    def under(self, threshold: float) -> Ints | None:
+        """Where devices stop under a threshold, sorted; None where they cannot run everything."""
+        least, at = [], self.count
+        for device in reversed(self.devices):
+            least.append(at)
+            at = device.earliest(at, threshold)
+        if at > 0:
+            return None
+        reached = [np.zeros(1, dtype=np.int64)]
+        for device, place in zip(self.devices, reversed(least), strict=True):
+            before = reached[-1]
+            ends = device.ends(before, place, threshold)
+            reached.append(np.union1d(ends, before[before >= place]))
+            if not reached[-1].size:
+                return None
+        return self._back(reached)
+
+    def _back(self, reached: list[Ints]) -> Ints:
+        """The places at which devices stop, from the last one back; one that the others do without has nothing."""
+        found = [self.count]
+        for device, begins in zip(reversed(self.devices), reversed(reached[:-1]), strict=True):
+            if found[-1] not in begins:
+                found.append(device.begin_of(begins, found[-1]))
+        return np.array(found[-2::-1])

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fxpasses.partitioners.solvers.contiguous.ideals.stops import stops_of
 from fxpasses.partitioners.solvers.contiguous.ideals.weighing import weighed
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
@@ -257,26 +258,3 @@ def _prefixes(order: Sequence[int] | Ints, stops: Ints) -> Words:
     rank = np.empty(len(order), dtype=np.int64)
     rank[np.asarray(order, dtype=np.int64)] = np.arange(len(order))
     return pack(rank < stops[:, None])
-
-
-def stops_of(order: Ints, weight: Floats, count: int, devices: int) -> Ints:
-    """Some ``count`` places to cut one order, among them those of equal shares for each number of devices."""
-    progress = progress_of(order, weight)
-    goals = np.linspace(0, 1, max(1, count // devices) * devices + 1)
-    return np.unique(np.concatenate([[0, len(order)], np.searchsorted(progress, goals[1:-1]) + 1]).clip(0, len(order)))
-
-
-def stops_near(order: Ints, stops: Ints, weight: Floats, share: float, reach: int) -> Ints:
-    """The places at some stops, and ``reach`` on either side of each, a ``share`` of the weight apart."""
-    progress = progress_of(order, weight)
-    goals = progress[stops - 1][:, None] + share * np.arange(-reach, reach + 1)[None, :]
-    near = np.searchsorted(progress, goals.ravel()) + 1
-    return np.unique(np.concatenate([[0, len(order)], stops, near]).clip(0, len(order)))
-
-
-def progress_of(order: Ints, weight: Floats) -> Floats:
-    """The share of the weight up to each unit of an order; what weighs nothing takes some room: it may keep bytes."""
-    least = max(float(weight.mean()), 1e-300) / 100
-    progress: Floats = np.cumsum((weight + least)[order])
-    progress /= progress[-1]
-    return progress

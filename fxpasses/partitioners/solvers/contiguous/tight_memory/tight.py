@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.solvers.contiguous.ideals.cutting import stops_of
 from fxpasses.partitioners.solvers.contiguous.ideals.orders import long_orders
+from fxpasses.partitioners.solvers.contiguous.ideals.stops import stops_of
 from fxpasses.partitioners.solvers.contiguous.improving import improved
 from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, Answer, Search
