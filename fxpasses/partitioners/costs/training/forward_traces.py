@@ -26,13 +26,13 @@ from fxpasses.partitioners.jvp_tangents import tangent_levels
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
-__all__ = ["BRANCHING", "ForwardTrace", "example_bytes", "example_of", "storage_key", "traces_its_body"]
+__all__ = ["BRANCHING", "LOOPING", "ForwardTrace", "example_bytes", "example_of", "storage_key", "traces_its_body"]
 
 aten = torch.ops.aten
 
 BRANCHING = torch.ops.higher_order.cond
+LOOPING = torch.ops.higher_order.while_loop
 _SCANNING = "scan"
-_LOOPING = torch.ops.higher_order.while_loop
 _NUMBER = 8
 """Bytes of a number as a tensor."""
 
@@ -88,7 +88,7 @@ class ForwardTrace(Interpreter):
         tensors = _parts(n, result) if n.op != "output" else []
         self._note_owner(n, [without_levels(tensor) for tensor in tensors_in(result)] if tensors else [], tensors)
         if any(tensor.requires_grad for tensor in tensors):
-            if n.target is _LOOPING:
+            if n.target is LOOPING:
                 raise RuntimeError(f"how many rounds {n.target} keeps for its backward depends on data")
             self.differentiable[n] = None
         for saved in (reference() for reference in packed):

@@ -30,7 +30,7 @@ from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, S
 from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.crossing_gradients import CrossingGradients, Lying
-from fxpasses.partitioners.costs.training.forward_traces import BRANCHING
+from fxpasses.partitioners.costs.training.forward_traces import BRANCHING, LOOPING
 from fxpasses.partitioners.costs.training.training_course import Kind, StepLife, Training, TrainingCourse
 
 __all__ = ["follow_training", "predict_training_memory"]
@@ -149,7 +149,7 @@ class _Step:
         for device, lives in self.course.lives.items():
             until = kept[device]
             for life in lives:
-                if life.inside:  # what a forward needs that keeps something is known better
+                if life.inside and life.value.target is not LOOPING:  # a forward that keeps something is known better
                     continue
                 saved = 0 if life.place is None else until.get(life.place, 0)
                 kind: Kind = "copies" if life.copied else "saved" if saved else "activations"
@@ -219,7 +219,10 @@ class _Step:
         return self.end if life.stop >= forward else life.stop
 
     def _workspaces(self) -> Iterator[tuple[str, StepLife]]:
-        """What operators need for themselves, each where it is; on some devices with what their kernels need."""
+        """What operators need for themselves, each where it is; on some devices with what their kernels need.
+
+        Loops have no backward, and need what they need where nothing is trained.
+        """
         needs, measured = self.needs, self.measured
         inside = {False: needs.inside, True: needs.inside_on_cpu}
         beside = {False: needs.beside, True: needs.beside_on_cpu}
@@ -229,7 +232,8 @@ class _Step:
             at, back = self.position[node], self.backward(node)
             if step is not None and step.kept:
                 yield device, self._life(at, back, step.kept, node, "saved")
-            if size := inside[is_known].get(node, 0) if step is None else step.inside:
+            size = inside[is_known].get(node, 0) if step is None else step.inside
+            if size and node.target is not LOOPING:
                 yield device, self._life(at, at, size, node, "activations")
             if size := beside[is_known].get(node, 0) if step is None else self._beside_measured(node, step):
                 size = max(size, -freed.get(node, 0))  # what is freed early elsewhere leaves no room here

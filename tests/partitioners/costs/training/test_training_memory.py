@@ -657,6 +657,28 @@ def test_torchs_own_loops_keep_what_their_backward_reads(carries: bool, rows: in
     assert real <= lowered.report.devices[0].peak_bytes <= 1.1 * real
 
 
+def squared(x: Tensor) -> Tensor:
+    """Rounds of which each holds what the one before has made."""
+    rounds: Tensor = while_loop(lambda at, _: at < 5, lambda at, x: (at + 1, (x @ x).tanh()), (torch.tensor(0), x))[1]
+    return rounds
+
+
+def test_a_loop_without_a_gradient_holds_two_rounds_in_a_training_step_too() -> None:
+    """Only the first round was followed: what the one before has made was missing."""
+    model, (x,) = calling(lambda x: squared(x.detach()).sum(-1) + x.sum(-1))()
+    lowered = lower(model, (x,), devices=[Device("only")], training=Training(0))
+
+    def step() -> None:
+        made = lowered(x)
+        made.backward(torch.ones_like(made))
+        lowered.zero_grad()
+
+    (row,) = lowered.report.devices
+    real = allocated_peak(step) + x.nbytes + row.parameter_bytes
+
+    assert real <= row.peak_bytes <= 1.01 * real
+
+
 class Branches(nn.Module):
     """Layers beside numbers, in branches."""
 
