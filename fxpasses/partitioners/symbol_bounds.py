@@ -68,11 +68,12 @@ def _range(symbol: sympy.Symbol, shape_env: ShapeEnv, sizes: Sizes) -> ValueRang
     if hint is not None and sizes == "hint":
         return ValueRanges(hint, hint)
     known = shape_env.var_to_range.get(symbol)
-    upper = max(UNKNOWN_SIZE, 0 if hint is None else int(hint))
+    bounds = []
     if known is not None and _is_number(known.upper) and known.upper < _NO_BOUND:
-        upper = int(known.upper)
+        bounds.append(int(known.upper))
     if (limit := _LIMITS.get(shape_env, {}).get(symbol)) is not None:
-        upper = min(upper, getattr(limit, sizes))
+        bounds.append(getattr(limit, sizes))
+    upper = min(bounds, default=max(UNKNOWN_SIZE, 0 if hint is None else int(hint)))
     lower = int(known.lower) if known is not None and _is_number(known.lower) else 0
     return ValueRanges(min(lower, upper), upper)
 
@@ -103,7 +104,7 @@ def _found(node: Node) -> Iterator[tuple[sympy.Symbol, sympy.Expr, ShapeEnv]]:
     """What picks elements of a tensor picks no more than there are."""
     if "unbacked_bindings" not in node.meta or not isinstance(node.target, torch._ops.OpOverload):
         return
-    shapes = [tuple(map(_expression, each.shape)) for each in _searched(node)]
+    shapes = [tuple(map(_expression, sizes)) for sizes in _searched(node)]
     shape_env = next(filter(None, map(shape_env_of, value_leaves(value_of(node)))), None)
     if shapes and shape_env is not None:
         together = zip_longest(*map(reversed, shapes), fillvalue=sympy.S.One)
@@ -111,18 +112,31 @@ def _found(node: Node) -> Iterator[tuple[sympy.Symbol, sympy.Expr, ShapeEnv]]:
         yield from ((symbol, most, shape_env) for symbol in node.meta["unbacked_bindings"])
 
 
-def _searched(node: Node) -> Sequence[Tensor]:
-    """The tensors among which an operator looks for elements; several are repeated to one shape."""
+def _searched(node: Node) -> Sequence[Sequence[Any]]:
+    """The shapes of the tensors among which an operator looks for elements; several are repeated to one shape."""
     given = list(map(value_of, node.all_input_nodes))
     if node.target is aten.index.Tensor:
-        return [each for each in given[1:] if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
+        masks = (each for each in given[1:] if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8))
+        return [each.shape for each in masks]
     name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
-    return [each for each in given[: _SEARCHED.get(name, 0)] if isinstance(each, Tensor)]
+    if (along := _along(node, name)) is not None:
+        return [given[0].shape[along : along + 1 or None]]
+    return [each.shape for each in given[: _SEARCHED.get(name, 0)] if isinstance(each, Tensor)]
 
+
+def _along(node: Node, name: str) -> int | None:
+    """The dimension of which an operator picks rows, if it does."""
+    at = _DIMENSION_AT.get(name, len(node.args))
+    along = node.args[at] if at < len(node.args) else node.kwargs.get("dim") if name in _DIMENSION_AT else None
+    return along if isinstance(along, int) else None
+
+
+_DIMENSION_AT: Mapping[str, int] = {"aten::unique_dim": 1, "aten::unique_consecutive": 3}
+"""Where the dimension stands whose rows are picked; without one they are elements."""
 
 _SEARCHED: Mapping[str, int] = {
     **dict.fromkeys(("aten::nonzero", "aten::nonzero_numpy", "aten::argwhere"), 1),
-    **dict.fromkeys(("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive"), 1),
+    **dict.fromkeys(("aten::_unique", "aten::_unique2", "aten::unique_consecutive"), 1),
     "aten::masked_select": 2,
 }
 """In how many of its operands an operator looks for elements."""

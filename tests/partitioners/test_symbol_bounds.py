@@ -113,6 +113,35 @@ def test_or_as_the_largest_ones_do() -> None:
     assert {**limited, "picked of picked": 200, "repeated": 4096} == found
 
 
+class PickingMany(nn.Module):
+    """Elements and rows of what is large."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {
+            "nonzero": (x > 0).nonzero(),
+            "index": x[x > 0],
+            "masked_select": torch.masked_select(x, x[:, :1] > 0),
+            "unique": torch.unique(x),
+            "consecutive": torch.unique_consecutive(x),
+            "rows": torch.unique(x, dim=0),
+            "columns": torch.unique(x, dim=-1),
+            "consecutive rows": torch.unique_consecutive(x, dim=0),
+        }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "counted"), [("hint", None, 5000), ("hint", 9000, 5000), ("upper", 9000, 9000)]
+)
+def test_what_a_graph_says_counts_also_where_it_is_more_than_what_nothing_limits(
+    sizes: Sizes, most: int | None, counted: int
+) -> None:
+    """It was cut down to 4,096, so that a mask of 5,000 rows took more than twice of what was predicted."""
+    found = first_sizes(PickingMany(), (torch.rand(5000, 2),), ({0: Dim("B", min=2, max=most)},), sizes)
+
+    elements = dict.fromkeys(("nonzero", "index", "masked_select", "unique", "consecutive"), 2 * counted)
+    assert {**elements, "rows": counted, "columns": counted, "consecutive rows": counted} == found
+
+
 def test_of_a_number_at_most_one_is_picked() -> None:
     class Picks(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
