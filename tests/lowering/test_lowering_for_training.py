@@ -140,6 +140,34 @@ def test_a_real_training_step_on_two_devices_takes_what_was_predicted(
         assert real <= predicted[device] <= min(budget, 1.1 * real)
 
 
+class UsedElsewhere(nn.Module):
+    """A value that two layers read, and three functions beside the second one, of which the first needs much back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.other = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return (self.one(x) * (x.logcumsumexp(-1) + self.other(x) + x.exp() + x.tanh())).mean()
+
+
+def test_gradients_that_come_from_several_devices_are_added_in_place() -> None:
+    """Each sum counted beside all that is added up: up to a third was too much."""
+    model, args = UsedElsewhere(), (torch.randn(2000, 32),)
+    devices = [Device(name, is_fake=True) for name in ("left", "middle", "right")]
+    device_map = {"first": "left", "one": "middle", "": "right"}
+    lowered = lower(model, args, devices=devices, device_map=device_map, training=Training(0))
+
+    with AllocatedByDevice(lowered, args, sgd(lowered)) as allocated:
+        lowered(*args).backward()
+
+    predicted = peaks(lowered)
+    assert {"left", "middle", "right"} == allocated.total.keys()
+    for device, real in allocated.total.items():
+        assert real <= predicted[device] <= 1.1 * real
+
+
 def test_a_budget_in_which_the_model_runs_and_cannot_be_trained() -> None:
     """Inference fits; for training it is said by how many bytes it does not, and at which operator."""
     whole, budget = 4 * (64 * 64 + 64) * 4, 60 * KiB

@@ -351,13 +351,15 @@ class _Step:
 def _held_while_added(own: Sequence[int], come: Sequence[int], stop: int) -> Iterator[tuple[int, int]]:
     """From when to when there is what gradients of a value are added up to, beside those that are made at ``own``.
 
-    Where two are added there are both and their sum.
+    Where the first two are added there are both and their sum. What nobody else holds is added to in place: such a sum,
+    and the copy that a first one from elsewhere is.
     """
     first, *added = sorted((*own, *come))
     comes_first = first in come and first not in own
     if (start := first if comes_first else first + 1) <= stop:
         yield start, stop
-    yield from ((at, at) for at in added)
+    if added and not comes_first:
+        yield added[0], added[0]
     yield from ((at, at) for at in sorted(come)[comes_first:])
 
 
