@@ -574,6 +574,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
             "holds what is no number: could not convert string to float: 'fast'. Delete it, or name another file.",
         ),
         (
+            '{"format": 1, "seconds": {"cpu": {"aten.relu": true}}}',
+            "holds what is no number: 'aten.relu' is true. Delete it, or name another file.",
+        ),
+        (
             "[1]",
             "is JSON, but holds no measured seconds as ProfileCosts writes them; delete it, or name another file.",
         ),

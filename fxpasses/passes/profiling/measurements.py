@@ -90,6 +90,8 @@ class Measurements:
 
 
 def _numbers(known: Mapping[str, Any], kind: Callable[[Any], _T]) -> dict[str, _T]:
+    if wrong := [key for key, value in known.items() if isinstance(value, bool)]:
+        raise ValueError(f"{wrong[0]!r} is {json.dumps(known[wrong[0]])}")
     return {key: kind(value) for key, value in known.items()}
 
 
