@@ -126,8 +126,9 @@ def _searched(node: Node) -> Sequence[Sequence[Any]]:
 
 def _along(node: Node, name: str) -> int | None:
     """The dimension of which an operator picks rows, if it does."""
-    at = _DIMENSION_AT.get(name, len(node.args))
-    along = node.args[at] if at < len(node.args) else node.kwargs.get("dim") if name in _DIMENSION_AT else None
+    if (at := _DIMENSION_AT.get(name)) is None:
+        return None
+    along = node.args[at] if at < len(node.args) else node.kwargs.get("dim")
     return along if isinstance(along, int) else None
 
 

@@ -46,7 +46,7 @@ def backward_by_number(nodes: Iterable[Node]) -> dict[Node, Node]:
             forward.setdefault(number, node)
         elif number in forward:
             terms = [numbers[term] for term in node.all_input_nodes if term in numbers]
-            is_sum = _name_of(node) in _SUMS and len(terms) == 2
+            is_sum = _name_of(node) in _SUMS and len(terms) == len(node.all_input_nodes)
             numbers[node] = min(number, *terms) if is_sum else number
     return {node: forward[number] for node, number in numbers.items()}
 

@@ -119,6 +119,25 @@ def test_a_sum_of_gradients_belongs_where_the_last_of_them_does() -> None:
     assert 3 == len({partners[node] for node in sums})
 
 
+def test_a_gradient_that_is_added_to_itself_does_not_belong_to_the_loss() -> None:
+    """As where a value is added to itself."""
+
+    class Doubled(Loss):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor]:
+            for layer in self.layers:
+                x = layer(x)
+                x = x + x
+            return (((x - y) ** 2).mean(),)
+
+    partners = backward_partners(GraphFigures.of(joint_by_aot(Doubled(), ARGS)))
+    sums = [node for node in partners if node.target is torch.ops.aten.add.Tensor]
+
+    assert 4 == len(sums)
+    for node in sums:
+        assert [partners[node]] == [partners[term] for term in node.all_input_nodes]
+    assert 4 == len({partners[node] for node in sums})
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_joint_graph_is_placed_with_its_backward_beside_its_forward(make: Any) -> None:
     graph = make(Loss(), ARGS)

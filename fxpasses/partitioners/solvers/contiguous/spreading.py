@@ -66,7 +66,7 @@ class _Run:
     load: Floats
     begin: Floats
     end: Floats
-    kept: Ints
+    kept: Floats
     banned: Ints
     beside: tuple[float, float]
     memory: float
@@ -121,11 +121,11 @@ class _Runs:
     @classmethod
     def of(cls, search: Search, answer: Answer, order: Ints, cuts: Ints) -> _Runs:
         figures, units = evaluate(search.tables, answer.device_of), search.units
-        kept = np.append(0, np.cumsum(units.kept[order]))
+        kept = np.append(0.0, np.cumsum(units.kept[order]))
         by_bytes = search.problem.objective == "memory"
         kinds = []
         for group in search.classes:
-            load = kept.astype(np.float64) if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
+            load = kept if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
             share = 0.0 if by_bytes else 1.0
             entering, leaving = (open_along(order, units, share * each) for each in (group.entering, group.leaving))
             behind = np.append(0, np.where(group.banned[order], np.arange(1, len(order) + 1), 0))
