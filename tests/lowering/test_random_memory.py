@@ -41,6 +41,9 @@ SLICED = (439, 509)
 PIECES = 1407
 """A seed for which the gradients of both elements of a tuple come from another device, and wait for it."""
 
+SHARED = 579
+"""A seed for which the first two gradients of a parameter on one device are not the first of all."""
+
 
 class Drawn(nn.Module):
     """Does what it is told: each step makes square values of earlier ones."""
@@ -135,7 +138,7 @@ def test_no_device_of_a_random_placement_allocates_more_than_predicted(training:
 
 
 def test_what_a_backward_is_prepared_for_that_never_comes_counts_until_it_is_gone() -> None:
-    for seed in (*range(examples(8)), PIECES):
+    for seed in (*range(examples(8)), PIECES, SHARED):
         x = torch.randn(SIDE, SIDE)
         lowered = lowered_anywhere(drawn(seed, ALL_STEPS), x, seed, Training(0))
 

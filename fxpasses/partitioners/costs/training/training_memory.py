@@ -298,17 +298,31 @@ class _Step:
         return start, self.end if stay.last is None else self.backward(stay.last)
 
     def _second_gradients(self) -> Iterator[tuple[str, StepLife]]:
-        """Of a parameter that several devices use: each has a gradient of its own."""
+        """Of a parameter that several devices use: each has a gradient of its own.
+
+        The first two on a device are mostly views of what their operators made, so their sum is beside both.
+        """
         for node, made_by in self.needs.trained.items():
-            last: dict[str, int] = {}
-            for user in node.users:
-                if device := self.home.get(user):
-                    last[device] = max(last.get(device, 0), self.position[user])
-            last.pop(self.gradients.made_on(made_by) or "", None)
-            for device, used in last.items():
-                life = self._life(self.end - used, self.end, value_bytes(node), node, "gradients")
-                life.gradient_of, life.is_sum = (node,), True
-                yield device, life
+            users = self.gradients.users(node)
+            known = self._first_added(node, users)
+            for device, own in users.items():
+                first, *added = sorted(map(self.backward, own))
+                lives = [] if device == self.gradients.made_on(made_by) else [(first + 1, self.end)]
+                if added and not known.issubset(own):
+                    lives.append((added[0], added[0]))
+                for start, stop in lives:
+                    life = self._life(start, stop, value_bytes(node), node, "gradients")
+                    life.gradient_of, life.is_sum = (node,), True
+                    yield device, life
+
+    def _first_added(self, node: Node, users: Mapping[str, list[Node]]) -> set[Node]:
+        """Those whose gradients of a parameter are the first that are added up, if the graph's own order says so, too.
+
+        That sum is one of those that autograd was seen to make.
+        """
+        used = [user for each in users.values() for user in each]
+        last = set(sorted(used, key=self.position.__getitem__)[-2:])
+        return last if last == set(sorted(used)[-2:]) else set(used)
 
     def _sums(self) -> Iterator[tuple[str, StepLife]]:
         """Of a value that several devices use: each adds up the gradients of its own uses, and sends the sum home."""
