@@ -299,6 +299,33 @@ class Refining:
 
         About ``most`` of them, those with the most to spare, if that is given.
         """
+        question, order = self._question(level, pays, below)
+        begun = self._preparing(level)
+        arcs, spent = ArcLists.of(question, steps - begun)
+        if arcs is None:
+            return None, np.zeros(0), begun + spent
+        left = arcs.left(steps - begun)
+        if left is None:
+            return None, np.zeros(0), begun + arcs.steps
+        more = arcs.taken + left - question.fluid.total
+        fine = more >= -question.fluid.slack
+        if most is not None:
+            fine &= self._promising(question.allowed, more, most)
+        number = np.repeat(np.arange(len(order)), np.diff(question.allowed.indptr))  # the ideal of each state of one
+        some = np.bincount(number[fine], minlength=len(order)) > 0
+        some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
+        fine &= some[number]
+        begins = np.searchsorted(number[fine], np.flatnonzero(some))
+        allowed = csr_array(
+            (np.ones(int(fine.sum()), dtype=np.int8), question.allowed.indices[fine], np.append(begins, fine.sum())),
+            shape=(len(begins), len(self.states.moves)),
+        )
+        possible = _Level(level.chosen, level.words[order[some]], allowed, arcs.between(some), np.arange(len(begins)))
+        spare = np.maximum.reduceat(more[fine], begins) if len(begins) else np.zeros(0)
+        return possible, spare, begun + arcs.steps
+
+    def _question(self, level: _Level, pays: Payment, below: float) -> tuple[Question, Ints]:
+        """What is asked of the ideals of a core, by weight, and which of them each is."""
         core, weight, rest = self._core(level.chosen)
         words = pack(unpack(level.words, self.units.size)[:, level.chosen])
         order = by_weight(words, weight)
@@ -326,30 +353,7 @@ class Refining:
             level.parent[order],
             None if self.lives is None else self.lives.of_core(level.chosen),
         )
-        begun = self._preparing(level)
-        steps -= begun
-        arcs, spent = ArcLists.of(question, steps)
-        if arcs is None:
-            return None, np.zeros(0), begun + spent
-        left = arcs.left(steps)
-        if left is None:
-            return None, np.zeros(0), begun + arcs.steps
-        more = arcs.taken + left - fluid.total
-        fine = more >= -fluid.slack
-        if most is not None:
-            fine &= self._promising(question.allowed, more, most)
-        number = np.repeat(np.arange(family.count), np.diff(question.allowed.indptr))  # the ideal of each state of one
-        some = np.bincount(number[fine], minlength=family.count) > 0
-        some &= some[0] & some[-1]  # every pipeline begins with nothing and ends with everything
-        fine &= some[number]
-        begins = np.searchsorted(number[fine], np.flatnonzero(some))
-        allowed = csr_array(
-            (np.ones(int(fine.sum()), dtype=np.int8), question.allowed.indices[fine], np.append(begins, fine.sum())),
-            shape=(len(begins), len(self.states.moves)),
-        )
-        possible = _Level(level.chosen, level.words[order[some]], allowed, arcs.between(some), np.arange(len(begins)))
-        spare = np.maximum.reduceat(more[fine], begins) if len(begins) else np.zeros(0)
-        return possible, spare, begun + arcs.steps
+        return question, order
 
     def _promising(self, allowed: csr_array[np.int8], more: Floats, most: int) -> Bools:
         """Where the most can be taken along: about as many ideals and states for each number of devices."""
