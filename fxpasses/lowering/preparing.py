@@ -29,6 +29,7 @@ from fxpasses.outlining.opening import open_regions
 from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.partitioners.costs.node_costs import COST, cost_of
 from fxpasses.partitioners.placing.worthwhile_cuts import is_worth_cutting
+from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.vmap_rows import note_rows
 from fxpasses.pass_manager import PassManager
 from fxpasses.programs.capturing import capture
@@ -215,6 +216,7 @@ def stateful(program: ExportedProgram) -> GraphModule:
     open_regions(graph_module, is_worth_cutting)
     with torch.inference_mode(False):  # what is made inside of one cannot be written to outside
         own_buffers(graph_module, analyze_effects(graph_module).written_tensors())
+    note_limits(graph_module)
     note_rows(graph_module)
     for node in graph_module.graph.nodes:
         if is_compute(node) and has_value(node) and not COST.has(node):

@@ -57,6 +57,26 @@ def test_each_operator_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert 2 == len(lowered.plan.parts)
 
 
+class Picked(nn.Module):
+    """Rows that data choose, through a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[x[:, 0].gt(0).nonzero()[:, 0]])
+
+
+def test_sizes_that_depend_on_data_take_the_seconds_of_what_they_are_picked_from() -> None:
+    """They counted as 4,096 rows in what is predicted, and as eight where the plan is simulated."""
+    planned = place(Picked(), (torch.randn(8, 16),), devices=[Device("a")], dynamic_shapes=[{0: torch.export.Dim.AUTO}])
+    (layer,) = planned.graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+
+    assert 2 * 8 * 16 * 32 == cost.COST.read(layer).flops
+    assert planned.plan.simulate(planned.program).seconds == pytest.approx(planned.plan.predicted["seconds"])
+
+
 def test_the_report_says_how_long_placing_took(planned: Planned) -> None:
     followed = place(Mlp().eval(), ARGS, plan=planned.plan)
 
