@@ -16,6 +16,7 @@ from fxpasses.errors import CycleError, PlacementError, also_as
 from fxpasses.guards import is_guard
 from fxpasses.partitioners.costs.node_costs import NodeCost, measure_node
 from fxpasses.partitioners.grouping.keep_together import is_getitem
+from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.wording import listed
 
 from .kinds import is_pulled, writes_back
@@ -55,6 +56,7 @@ def estimate_latencies(fx_module: GraphModule, device: Device) -> dict[Node, Nod
             f"the device is {device!r}; write an fxpasses.Device, which tells how fast it is"
         )
     refuse_unknown(fx_module)
+    note_limits(fx_module)
     return {
         node: _estimated(measure_node(twin), device)
         for node, twin in valued(fx_module).items()

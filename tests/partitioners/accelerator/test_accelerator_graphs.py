@@ -417,6 +417,23 @@ def test_latencies_are_estimated_from_shapes_as_from_values() -> None:
     assert all("val" not in node.meta for node in shaped.graph.find_nodes(op="call_module", target="project"))
 
 
+class Picked(nn.Module):
+    """Rows that data choose, doubled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x[:, 0].gt(0).nonzero()[:, 0]] * 2
+
+
+def test_latencies_of_what_data_choose_are_those_of_what_it_is_picked_from() -> None:
+    """It counted as 4,096 rows, unless the graph had been measured before."""
+    device = Device("accelerator", None, 0, flops=1e9, bandwidth=1e12)
+    graph = export(Picked(), (torch.ones(8, 16),), dynamic_shapes=[{0: Dim.AUTO}]).module(check_guards=False)
+
+    found = {node.name: latency for node, latency in estimate_latencies(graph, device).items()}
+
+    assert device.overhead + 8 * 16 / 1e9 == found["mul"].computer_latency_sec
+
+
 def test_a_chain_of_many_nodes_needs_no_recursion() -> None:
     """Two thousand nodes are partitioned and measured with the default recursion limit."""
     graph = Graph()
