@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable
 
 from torch.export import ExportedProgram
 
+from fxpasses.guards import GUARDS
 from fxpasses.lowering.taken_names import is_taken_by_lowered_models
 from fxpasses.outlining.part_names import identifier, is_taken
 
@@ -15,10 +16,10 @@ __all__ = ["submodule_names"]
 def submodule_names(parts: Iterable[Hashable], program: ExportedProgram) -> dict[Hashable, str]:
     """The name of each part, or ``on_`` and its name where something else has that already.
 
-    Python may use it (``class``), a lowered model (``report``), or the model at its top (``encoder``): the names of a
-    state dict lead to the model's tensors, and would end in the part.
+    Python may use it (``class``), a lowered model (``report``), what checks inputs, or the model at its top
+    (``encoder``): the names of a state dict lead to the model's tensors, and would end in the part.
     """
-    used = {name.partition(".")[0] for name in (*program.state_dict, *program.constants)}
+    used = {GUARDS} | {name.partition(".")[0] for name in (*program.state_dict, *program.constants)}
     names: dict[Hashable, str] = {}
     for part in parts:
         name = str(part)

@@ -56,7 +56,7 @@ def devices_used(lowered: LoweredModule) -> list[str]:
     return [row.name for row in lowered.report.devices if row.nodes]
 
 
-@pytest.mark.parametrize("name", ["class", "self", "training", "meta", "report", "plan", "cpu"])
+@pytest.mark.parametrize("name", ["class", "self", "training", "meta", "report", "plan", "cpu", "_guards_fn"])
 def test_a_device_may_have_the_name_of_something_else(name: str) -> None:
     """A part is an attribute of a module, which Python's words and a module's own attributes cannot name."""
     model = Mlp().eval()
