@@ -311,6 +311,13 @@ def test_a_policy_that_marks_nothing_is_told_so():
     assert __file__ == seen[0].filename
 
 
+def test_torch_s_split_points_are_told_apart():
+    """They print as ours do, and the message asked for what was there."""
+    torchs = pytest.importorskip("torch.distributed.pipelining").SplitPoint
+    with pytest.raises(StageError, match=r"or SplitPoint\.END of fxpasses\.pipelining: torch's is another$"):
+        annotate_split_points(Chain(), {"layers.1": torchs.BEGINNING})
+
+
 def test_torch_s_exceptions_are_caught_as_before():
     """An ``except`` clause that was written for torch's pipelining catches our errors."""
     pipe = pipeline(Chain(), (X,), split_spec={"layers.1": END})

@@ -103,7 +103,7 @@ def check_program_spec(program: ExportedProgram, spec: Mapping[str, SplitPoint])
     _check_names(spec, list(known), program)
 
 
-def _check_names(spec: Mapping[str, SplitPoint], known: Sequence[str], owner: object) -> None:
+def _check_names(spec: Mapping[str, Any], known: Sequence[str], owner: object) -> None:
     for name, side in spec.items():
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=3)
@@ -112,8 +112,9 @@ def _check_names(spec: Mapping[str, SplitPoint], known: Sequence[str], owner: ob
                 f"the split point {name!r} names no module of {type(owner).__name__}; {hint}"
             )
         if not isinstance(side, SplitPoint):
+            ours = " of fxpasses.pipelining: torch's is another" if type(side).__name__ == SplitPoint.__name__ else ""
             raise also_as(StageError, ValueError())(
-                f"the split point {name!r} is {side!r}; write SplitPoint.BEGINNING or SplitPoint.END"
+                f"the split point {name!r} is {side!r}; write SplitPoint.BEGINNING or SplitPoint.END{ours}"
             )
 
 
