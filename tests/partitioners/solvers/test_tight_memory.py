@@ -15,6 +15,8 @@ from lowering_models import Mlp
 from placement_cases import is_legal, is_pipeline, random_problem
 from torch import Tensor, nn
 
+from benchmarks.placement_problems import transformer
+from benchmarks.placement_workloads import mixed
 from benchmarks.planted_problems import FAMILIES, planted
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices
 from fxpasses.partitioners import PlacementProblem, solve_placement
@@ -26,11 +28,14 @@ from fxpasses.partitioners.placing.graph_problems import placement_problem
 from fxpasses.partitioners.placing.searches.least_memory import least_missing
 from fxpasses.partitioners.placing.searches.span_bytes import span_bytes
 from fxpasses.partitioners.solvers import solving
+from fxpasses.partitioners.solvers.contiguous import solving as contiguous
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words
+from fxpasses.partitioners.solvers.contiguous.tables.dynamic_program import Outcome, PipelineSearch
 from fxpasses.partitioners.solvers.contiguous.tight_memory.filling import Filling
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import Fits
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import Ints, evaluate, tables_of
+from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints, evaluate, tables_of
 from fxpasses.programs import capture
 from fxpasses.units import KiB
 
@@ -284,3 +289,49 @@ def test_an_answer_that_breaks_what_was_asked_is_never_given(
         f"The search ended with a placement that breaks what was asked: {wrong}. That is an error of fxpasses: report "
         "it with the problem; another seed or time_budget may find a placement."
     )
+
+
+@pytest.mark.parametrize("prefixes", [10_000, 100], ids=["many orders", "six orders"])
+def test_more_orders_are_asked_once_where_nothing_fits_along_two(
+    prefixes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph of two thousand operators asked seven times as much, some of it twice: 65 seconds instead of 20."""
+    asked, told = list[bytes](), PipelineSearch.run
+
+    def run(search: PipelineSearch, words: Words, below: float, steps: float = math.inf) -> Outcome:
+        asked.append(words.tobytes())
+        return told(search, words, below, steps)
+
+    monkeypatch.setattr(PipelineSearch, "run", run)
+    monkeypatch.setattr(contiguous, "PREFIXES", prefixes)
+    problem = mixed(transformer(12), (1, 0.95, 0.85, 0.8, 0.7), memory=1.0, time_budget=0.1, explain="never")
+
+    with pytest.raises(InfeasibleError):
+        solve_placement(problem)
+
+    _two, *more = sorted(set(asked), key=len)
+    assert (2 if prefixes == 10_000 else 1) == len(more)
+    assert [1] * len(more) == [asked.count(words) for words in more]
+
+
+@pytest.mark.parametrize(("explain", "times"), [("never", 1), ("always", 2)])
+def test_a_search_that_explains_nothing_is_not_put_again(
+    explain: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With units kept off devices that are too small for them no other pipelines are legal."""
+    solved, told = list[Units](), contiguous._solved
+
+    def search(problem: PlacementProblem, tables: CostTables, units: Units, seconds: float) -> Any:
+        solved.append(units)
+        return told(problem, tables, units, seconds)
+
+    monkeypatch.setattr(contiguous, "_solved", search)
+    graph = nx.DiGraph([("one", "two"), ("two", "three")])
+    for node, kept in {"one": 3, "two": 6, "three": 3}.items():
+        graph.nodes[node].update(seconds=1.0, kept_bytes=kept)
+    problem = PlacementProblem(graph, [Device("large", 8), Device("small", 4)], explain=explain)
+
+    with pytest.raises(InfeasibleError):
+        solve_placement(problem)
+
+    assert times == len(solved)

@@ -102,8 +102,9 @@ def solve_pipeline(
     if fitted is not None:
         try:
             return _solved(problem, tables, fold_leaves(problem, tables, fitted), seconds)
-        except PlacementError:
-            pass  # what is missing is told about the problem as it was put
+        except PlacementError:  # what is missing is told about the problem as it was put
+            if problem.explain == "never":
+                raise
     return _solved(problem, tables, units, seconds)
 
 
@@ -147,19 +148,20 @@ def _solved(
 def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer | None:
     """The best over prefixes of linear orders; the threshold that prunes grows until something is found.
 
-    Where nothing fits along a few orders, and steps count, it is asked at once whether anything does along all of them.
+    Where nothing fits along a few orders, it is asked at once whether anything does along more of them, along all where
+    steps count.
     """
     if is_long(search.units):
         best = _long_answer(search, bound) or tight_answer(search)
         search.account.spent = 0.0
         return best
-    best, account, orders = None, search.account, _many_orders(search)
+    best, account, orders, cut = None, search.account, _many_orders(search), 0
     steps, ladder = account.within(FIRST_STEPS), SHORT_LADDER if search.has_many_states else LADDER
     for count in ladder:
-        at_once = best is None and account.is_limited and count > ladder[0]
-        if at_once and count < ladder[-1]:
+        at_once = best is None and cut > 0
+        if at_once and (cut == len(orders) or (account.is_limited and count < ladder[-1])):
             continue
-        words = prefixes(orders[:count])
+        words, cut = prefixes(orders[:count]), min(count, len(orders))
         if best is None:
             most = max(LEAST_AT_ONCE, account.within(math.inf)) if at_once else math.inf
             best = next(_answers(search, words, 0.0 if at_once else bound, most), None)

@@ -64,6 +64,10 @@ class Sizes:
         """What one device needs that runs all."""
         return float(self.kept[-1] + self.key_bytes.sum() + self.live[:1].sum())
 
+    def kept_by(self, rows: Ints, columns: Ints) -> Floats:
+        """What the units between each pair keep, the least that a device needs for it, ``(rows, columns)``."""
+        return self.kept[columns][None, :] - self.kept[rows][:, None]
+
     def of_pairs(self, rows: Ints, columns: Ints, pairs: Pairs, least: float, largest: float) -> Floats:
         """Bytes of some pairs, ``(n,)``; only right about ``least`` and ``largest`` and between them."""
         last = pairs.last

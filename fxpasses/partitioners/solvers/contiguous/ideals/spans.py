@@ -180,14 +180,15 @@ class Spans:
     def _by_bytes(
         self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
     ) -> Floats:
-        pairs = Pairs.where(nested)
-        size = np.zeros(nested.shape)
         ends = self._numbers(rows), self._numbers(columns)
-        size.ravel()[pairs.cells] = self.bytes.of_pairs(*ends, pairs, -1.0, below + max(credit))
+        most = min(below + max(credit), max(group.memory for group in self.classes))
+        few = nested & (self.bytes.kept_by(*ends) <= most)
+        pairs, size = Pairs.where(few), np.zeros(nested.shape)
+        size.ravel()[pairs.cells] = self.bytes.of_pairs(*ends, pairs, -1.0, most)
         found = []
         for kind, group in enumerate(self.classes):
             load = np.maximum(size - credit[kind], 0.0)
-            legal = nested & (load < below) & (size <= group.memory)
+            legal = few & (load < below) & (size <= group.memory)
             if (banned := self.banned[kind]) is not None:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
