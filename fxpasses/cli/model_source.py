@@ -51,7 +51,7 @@ def find_model(text: str | None) -> ModelSource:
     function = getattr(_module(where, text), name, None)
     if function is None:
         raise InputError(f"{where} has no function {name!r}.")
-    if not callable(function):
+    if not callable(function) or isinstance(function, torch.nn.Module):  # a model can be called, too
         raise InputError(f"{text} is {a_or_an(type(function).__name__)}, not a function that returns (model, args).")
     with _told_in_a_sentence(text):
         return _unpacked(function(), text)

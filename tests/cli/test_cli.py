@@ -43,6 +43,7 @@ def undecided():
     return Undecided(), (torch.randn(3),)
 
 number = 3
+layer = torch.nn.ReLU()
 """
 TWO = ["--device", "left=cpu,memory=40KiB", "--device", "right=cpu,memory=40KiB"]
 
@@ -145,6 +146,7 @@ def test_a_pipeline_is_text(source: str) -> None:
         ),
         (["SOURCE:nothing", *TWO], "has no function 'nothing'."),
         (["SOURCE:number", *TWO], "is an int, not a function that returns (model, args)."),
+        (["SOURCE:layer", *TWO], "is a ReLU, not a function that returns (model, args)."),
         (["SOURCE:wrong", *TWO], "returned an int; it has to return (model, args) or (model, args, kwargs)."),
         (
             ["SOURCE:bare", *TWO],

@@ -200,10 +200,11 @@ def _check_each(problem: PlacementProblem, tables: CostTables, units: Units) -> 
     need = units.kept + units.live
     np.add.at(need, units.shares[:, 1], units.shared[units.shares[:, 0]])
     for unit in np.flatnonzero(need > room).tolist():
-        names, missing = _names(tables, units.members[unit]), int(need[unit] - room[unit])
+        members, missing = units.members[unit], int(need[unit] - room[unit])
+        need_them, run_them = ("needs", "it") if len(members) == 1 else ("together need", "them")
         raise InfeasibleError(
-            f"{names} needs {need[unit]} bytes, and no device that may run it has more than {room[unit]:.0f}: "
-            f"{missing} bytes are missing.",
+            f"{_names(tables, members)} {need_them} {need[unit]} bytes, and no device that may run {run_them} has more "
+            f"than {room[unit]:.0f}: {missing} bytes are missing.",
             missing_bytes=missing,
         )
     total, has = int(units.kept.sum() + units.shared.sum() + units.live.max()), float(tables.memory.sum())

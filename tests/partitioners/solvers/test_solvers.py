@@ -205,6 +205,12 @@ def test_a_graph_without_nodes_is_placed() -> None:
     [
         ({}, 5, 5, "'n0' needs 10 bytes, and no device that may run it has more than 5: 5 bytes are missing."),
         (
+            {"colocate": [["n0", "n1"]]},
+            15,
+            5,
+            "'n0', 'n1' together need 20 bytes, and no device that may run them has more than 15: 5 bytes are missing.",
+        ),
+        (
             {},
             12,
             6,
