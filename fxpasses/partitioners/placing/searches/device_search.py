@@ -117,10 +117,10 @@ def _with_first_users(cuts: KnownCuts, request: Request, contiguity: Contiguity,
 def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity, bound: float) -> Found | None:
     """What another objective finds, where nothing else was found: the budgets are the same.
 
-    That is what balances loads; or a schedule, whose operators run in another order than the graph's. For pipelines
-    both look at the same cuts.
+    That is what balances loads; a schedule, whose operators run in another order than the graph's; or what balances
+    bytes. For pipelines all look at the same cuts.
     """
-    others: list[Objective] = ["throughput", "latency"] if contiguity == "free" else ["throughput"]
+    others: list[Objective] = ["throughput", "latency", "memory"] if contiguity == "free" else ["throughput"]
     for objective in others:
         if objective == request.objective:
             continue
