@@ -118,9 +118,11 @@ def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity,
     """What another objective finds, where nothing else was found: the budgets are the same.
 
     That is what balances loads; a schedule, whose operators run in another order than the graph's; or what balances
-    bytes. For pipelines all look at the same cuts.
+    bytes, which takes long, where it would be told that there is none. For pipelines all look at the same cuts.
     """
-    others: list[Objective] = ["throughput", "latency", "memory"] if contiguity == "free" else ["throughput"]
+    others: list[Objective] = ["throughput", "latency"] if contiguity == "free" else ["throughput"]
+    if contiguity == "free" and request.explain != "never":
+        others.append("memory")
     for objective in others:
         if objective == request.objective:
             continue
