@@ -295,7 +295,7 @@ def test_an_answer_that_breaks_what_was_asked_is_never_given(
 def test_more_orders_are_asked_once_where_nothing_fits_along_two(
     prefixes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph of two thousand operators asked seven times as much, some of it twice: 65 seconds instead of 20."""
+    """A graph of two thousand operators asked several times as much, some of it twice: 70 seconds instead of 28."""
     asked, told = list[bytes](), PipelineSearch.run
 
     def run(search: PipelineSearch, words: Words, below: float, steps: float = math.inf) -> Outcome:
