@@ -164,9 +164,10 @@ def _with_least_on(
     """The placement that gives some devices as little more than they hold as it can, each as many times its memory."""
     held = {each.name: max(1.0, each.memory) for each in some}
 
-    def enlarged(times: float, **told: str) -> DevicePlacement:
+    def enlarged(times: float) -> DevicePlacement:
         memory = {name: None if math.isinf(times * size) else int(times * size) for name, size in held.items()}
-        return _with_memory(measured, topology, memory, objective, {**options, **told})
+        asked = options if math.isinf(times) else {**options, "explain": "never"}  # nobody is told what these lack
+        return _with_memory(measured, topology, memory, objective, asked)
 
     best, least = enlarged(math.inf), min(held.values())
     if len(topology.devices) == 1 or math.isinf(least):
@@ -175,7 +176,7 @@ def _with_least_on(
     for _ in range(_STEPS):
         middle = (low + high) / 2
         try:
-            best, high = enlarged(middle, explain="never"), middle
+            best, high = enlarged(middle), middle
         except PlacementError:  # none exists, or none was found
             low = middle
     return best

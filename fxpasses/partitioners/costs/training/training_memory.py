@@ -304,11 +304,10 @@ class _Step:
         """
         for node, made_by in self.needs.trained.items():
             users = self.gradients.users(node)
-            known = self._first_added(node, users)
             for device, own in users.items():
                 first, *added = sorted(map(self.backward, own))
                 lives = [] if device == self.gradients.made_on(made_by) else [(first + 1, self.end)]
-                if added and not known.issubset(own):
+                if added and not self._first_added(node, users).issubset(own):
                     lives.append((added[0], added[0]))
                 for start, stop in lives:
                     life = self._life(start, stop, value_bytes(node), node, "gradients")

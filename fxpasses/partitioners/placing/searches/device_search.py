@@ -117,8 +117,8 @@ def _with_first_users(cuts: KnownCuts, request: Request, contiguity: Contiguity,
 def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity, bound: float) -> Found | None:
     """What another objective finds, where nothing else was found: the budgets are the same.
 
-    That is what balances loads; a schedule, whose operators run in another order than the graph's; or what balances
-    bytes, which takes long, where it would be told that there is none. For pipelines all look at the same cuts.
+    That is what balances loads; or a schedule, whose operators run in another order than the graph's. What balances
+    bytes takes long: it is asked last, where an error would be told. For pipelines all look at the same cuts.
     """
     others: list[Objective] = ["throughput", "latency"] if contiguity == "free" else ["throughput"]
     if contiguity == "free" and request.explain != "never":
