@@ -8,6 +8,7 @@ several calls. An operation is right if the behaviour of its result equals that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import attrs
@@ -546,6 +547,18 @@ def behaviour(module: nn.Module, shape: Shape, *, names: Mapping[str, str] | Non
     }
     found["random"] = torch.get_rng_state()
     return found
+
+
+@cache
+def behaviour_of_source(name: str) -> Mapping[str, Any]:
+    """The behaviour of a shape as it is captured."""
+    return behaviour(SHAPES[name].capture(), SHAPES[name])
+
+
+@cache
+def size_of_source(name: str) -> int:
+    """How many nodes of a shape compute something."""
+    return len(compute_nodes(SHAPES[name].capture()))
 
 
 def assert_same_behaviour(

@@ -196,9 +196,10 @@ def _build(
     """Split, place and describe; the one way from an assignment to a lowered module."""
     device_of, offloaded = plan.device_of, plan.offloaded
     _refuse_absent(assignment, device_of)
-    uses = ParameterUses.of(graph_module, assignment, device_of)
     with clock.step("split"):
-        constants = _where_constants_live(graph_module, assignment, device_of, uses.loaded_tensors(offloaded))
+        uses = ParameterUses.of(graph_module, assignment, device_of) if offloaded else None
+        loaded = uses.loaded_tensors(offloaded) if uses is not None else ()
+        constants = _where_constants_live(graph_module, assignment, device_of, loaded)
         parts = split(graph_module, assignment, names=submodule_names(assignment.order, program), constants=constants)
         CloseRegions()(parts.graph_module)
     with clock.step("move and copy"):

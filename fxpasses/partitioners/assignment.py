@@ -120,6 +120,18 @@ class Assignment:
         _check_replicas(partition_of, again)
         return cls(graph, partition_of, tuple(found), reasons or {}, dependencies=view, replicas=again)
 
+    @classmethod
+    def if_acyclic(
+        cls, graph_module: GraphModule | Graph, grouping: Grouping, *, dependencies: Dependencies | None = None
+    ) -> Assignment | None:
+        """The same for searches: None where partitions would wait for each other, which takes longer to explain."""
+        graph = graph_module.graph if isinstance(graph_module, GraphModule) else graph_module
+        partition_of = _partition_of(grouping)
+        _check_members(graph, partition_of)
+        view = dependencies if dependencies is not None else dependencies_of_parts(graph_module)
+        order = _order_if_any(view, partition_of, _preferred_order(view, partition_of))
+        return None if order is None else cls(graph, partition_of, tuple(order), dependencies=view)
+
     @property
     def dependencies(self) -> Dependencies:
         """The dense view of the graph, analysed once."""
@@ -416,11 +428,17 @@ def execution_order(
     Raises:
         CycleError: There is no such order; ``path`` shows why.
     """
-    labels = _labels(dependencies, partition_of, preferred)
-    order = group_order(dependencies, labels, len(preferred))
+    order = _order_if_any(dependencies, partition_of, preferred)
     if order is None:
-        raise _cycle_error(dependencies, partition_of, labels)
-    return [preferred[group] for group in order]
+        raise _cycle_error(dependencies, partition_of, _labels(dependencies, partition_of, preferred))
+    return order
+
+
+def _order_if_any(
+    dependencies: Dependencies, partition_of: Mapping[Node, Hashable], preferred: Sequence[Hashable]
+) -> list[Hashable] | None:
+    order = group_order(dependencies, _labels(dependencies, partition_of, preferred), len(preferred))
+    return None if order is None else [preferred[group] for group in order]
 
 
 def group_order(dependencies: Dependencies, labels: Sequence[int], count: int) -> list[int] | None:

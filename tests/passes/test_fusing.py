@@ -13,7 +13,7 @@ from fuzz import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import random_program
-from shapes import SHAPES, assert_same_behaviour, behaviour, compute_nodes
+from shapes import SHAPES, assert_same_behaviour, behaviour, behaviour_of_source, compute_nodes
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.passes.utils import fuser_utils
@@ -45,7 +45,7 @@ def test_fusing_keeps_outputs_and_gradients(name):
         done.graph.lint()
         alive = [] if name == "none_comes_out" else groups  # what nothing depends on is not made a part
         assert len(alive) == sum(child.startswith("fused_") for child, _ in done.named_children())
-        assert_same_behaviour(behaviour(shape.capture(), shape), behaviour(done, shape), state=False, exact=shape.exact)
+        assert_same_behaviour(behaviour_of_source(shape.name), behaviour(done, shape), state=False, exact=shape.exact)
 
 
 @pytest.mark.parametrize("policy", ["share", "own"])
@@ -61,7 +61,7 @@ def test_fusing_can_move_constants_inside(policy):
         names = {new: new.split(".", 1)[1] if new.startswith("fused_") else new for new in state}
 
         assert bytes_before == {tensor.data_ptr() for tensor in done.state_dict().values()}
-        assert_same_behaviour(behaviour(shape.capture(), shape), behaviour(done, shape, names=names), state=False)
+        assert_same_behaviour(behaviour_of_source(shape.name), behaviour(done, shape, names=names), state=False)
 
 
 def test_nodes_outside_keep_their_identity_and_order():

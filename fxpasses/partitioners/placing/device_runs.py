@@ -11,7 +11,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device, Topology
-from fxpasses.errors import CycleError
 from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.grouping.keep_together import is_getitem
@@ -53,11 +52,10 @@ def runs_of(
         Parts named ``left``, ``left_1`` (the second run of ``left``), ...; O((n + m) log n).
     """
     dependencies = dependencies or dependencies_of_parts(graph_module)
-    try:
-        whole = Assignment.of(graph_module, device_of, dependencies=dependencies)
-        return Runs(whole, {str(part): str(part) for part in whole.order})
-    except CycleError:  # values flow back to a device: it takes several turns
+    whole = Assignment.if_acyclic(graph_module, device_of, dependencies=dependencies)
+    if whole is None:  # values flow back to a device: it takes several turns
         return runs_in_turns(graph_module, device_of, dependencies, start)
+    return Runs(whole, {str(part): str(part) for part in whole.order})
 
 
 def runs_in_turns(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxpasses import Device, InfeasibleError, Link, PlacementError, Topology, lower, place
-from fxpasses.errors import CycleError
 from fxpasses.lowering import Planned
+from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners import Assignment, Training
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
@@ -28,6 +28,7 @@ from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs, runs_in_turns, runs_of
 from fxpasses.partitioners.placing.graph_problems import placement_problem
+from fxpasses.passes.measuring import measure_graph
 from fxpasses.passes.placement import copies_of
 from fxpasses.pipelining.cuts.balancing import balanced_stages
 from fxpasses.simulation import simulate
@@ -57,7 +58,9 @@ class Woven(nn.Module):
 
 
 def graph_of(model: nn.Module) -> GraphModule:
-    return torch.export.export(model, (torch.randn(16, 16),)).module(check_guards=False)
+    graph = torch.export.export(model, (torch.randn(16, 16),)).module(check_guards=False)
+    measure_graph(graph)
+    return graph
 
 
 def devices_of(count: int, rate: float = 2e9) -> list[Device]:
@@ -66,18 +69,18 @@ def devices_of(count: int, rate: float = 2e9) -> list[Device]:
 
 def every_run(graph: GraphModule, names: list[str], *, pipeline: bool) -> Iterator[Runs]:
     """All placements of the operators: those of one part a device; or all, cut in two ways."""
-    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    nodes, dependencies = (
+        [node for node in graph.graph.nodes if node.op == "call_function"],
+        dependencies_of_parts(graph),
+    )
     for homes in itertools.product(names, repeat=len(nodes)):
         device_of = dict(zip(nodes, homes, strict=True))
         if pipeline:
-            try:
-                whole = Assignment.of(graph, device_of)
-            except CycleError:
-                continue
-            yield Runs(whole, {str(part): str(part) for part in whole.order})
+            if (whole := Assignment.if_acyclic(graph, device_of, dependencies=dependencies)) is not None:
+                yield Runs(whole, {str(part): str(part) for part in whole.order})
         else:
-            yield runs_of(graph, device_of)
-            yield runs_in_turns(graph, device_of)
+            yield runs_of(graph, device_of, dependencies)
+            yield runs_in_turns(graph, device_of, dependencies)
 
 
 @pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxpasses import Device, Link, PlacementError, Topology, place
-from fxpasses.errors import CycleError
+from fxpasses.outlining.regions import dependencies_of_parts
 from fxpasses.partitioners import Assignment, PlacementProblem
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import makespan_of
@@ -65,12 +65,11 @@ def posed(seed: int, budget: int | None = None) -> tuple[GraphModule, Topology]:
 
 def pipelines(graph: GraphModule) -> Iterator[Runs]:
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    dependencies = dependencies_of_parts(graph)
     for homes in itertools.product("abc", repeat=len(nodes)):
-        try:
-            whole = Assignment.of(graph, dict(zip(nodes, homes, strict=True)))
-        except CycleError:
-            continue
-        yield Runs(whole, {str(part): str(part) for part in whole.order})
+        device_of = dict(zip(nodes, homes, strict=True))
+        if (whole := Assignment.if_acyclic(graph, device_of, dependencies=dependencies)) is not None:
+            yield Runs(whole, {str(part): str(part) for part in whole.order})
 
 
 def makespan(figures: GraphFigures, topology: Topology, runs: Runs) -> float:
