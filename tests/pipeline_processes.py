@@ -8,10 +8,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+START = "forkserver"
+mp.get_context(START).set_forkserver_preload(["fxpasses.pipelining", "pipeline_models"])  # they take long to import
+
 
 def run_in_processes(function, count, folder, *args):
     """What ``function(rank, *args)`` gave on each rank."""
-    mp.spawn(_one_process, (count, str(folder), function, args), nprocs=count)
+    mp.start_processes(_one_process, (count, str(folder), function, args), nprocs=count, start_method=START)
     return [torch.load(f"{folder}/rank{rank}.pt", weights_only=False) for rank in range(count)]
 
 

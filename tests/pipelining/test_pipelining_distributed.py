@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from pipeline_models import MODELS
+from pipeline_processes import START
 from torch.nn import functional
 
 from fxpasses.errors import StageError
@@ -238,7 +239,7 @@ def one_process(rank, ranks, folder):
 
 def run_processes(ranks, folder):
     """Start the processes once for all cases; gives their exit codes."""
-    context = mp.get_context("spawn")
+    context = mp.get_context(START)
     processes = [context.Process(target=one_process, args=(rank, ranks, str(folder))) for rank in range(ranks)]
     for process in processes:
         process.start()
