@@ -335,3 +335,20 @@ def test_a_search_that_explains_nothing_is_not_put_again(
         solve_placement(problem)
 
     assert times == len(solved)
+
+
+def test_few_ideals_are_looked_through_where_only_an_answer_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of an offloaded model were looked at again and again, along orders of which there is one."""
+    beams, told = list[int](), Filling.beam
+    monkeypatch.setattr(Filling, "beam", lambda filling, *given: beams.append(1) or told(filling, *given))
+    graph = nx.DiGraph()
+    graph.add_node("a", seconds=1.0, kept_bytes=12)
+    graph.add_node("b", seconds=1.0, kept_bytes=11)
+    graph.add_edge("a", "b")
+    devices = [Device("large", 20), Device("small", 10)]
+    problem = PlacementProblem(graph, devices, [], effort=0.001, explain="never")
+
+    with pytest.raises(InfeasibleError):
+        solve_placement(problem)
+
+    assert 3 > len(beams)

@@ -65,6 +65,13 @@ class Fits:
         return None
 
     @classmethod
+    def of_all(cls, units: Units, classes: tuple[DeviceClass, ...], limit: int) -> Fits | None:
+        """Prepare the pairs of all ideals; None where there are more than ``limit``."""
+        words = all_ideals(units, limit)
+        family = None if words is None else CutFamily.of(words, np.ones(units.size))
+        return None if family is None else cls._over(units, classes, family, np.arange(units.size), units.size)
+
+    @classmethod
     def _over(cls, units: Units, classes: tuple[DeviceClass, ...], family: CutFamily, chosen: Ints, count: int) -> Fits:
         size = pair_bytes(units, family)
         legal = []

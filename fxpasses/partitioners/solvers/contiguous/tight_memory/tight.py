@@ -26,6 +26,8 @@ STOPS = 500
 """Places to cut one order of a long graph at."""
 SECONDS, MORE_SECONDS = 0.1, 4.0
 """How long the search for any answer may take, and how much longer for each second of the budget."""
+FEW = 100
+"""Ideals of which it is asked at once whether any lead to a pipeline that fits."""
 STEPS, MORE_STEPS = 1e10, 2e10
 """The same in multiplications, for a proof that there is none."""
 
@@ -64,13 +66,15 @@ def _short(search: Search) -> Search:
 def _decided(search: Search, more: float = 0.0) -> tuple[bool | None, Fits | None, float]:
     """Whether there is a pipeline with so many bytes more, if that is quickly told; and the steps that are left.
 
-    Where only an answer is wanted it is not asked: it takes longer than what a proof saves then.
+    Where only an answer is wanted it is not asked of many ideals: it takes longer than what a proof saves then.
     """
     steps = STEPS + MORE_STEPS * search.problem.time_budget
     if search.problem.wants_answer_only:
-        runs_somewhere = np.isfinite(search.units.seconds).any(axis=1).all()
-        return None if runs_somewhere else False, None, steps
-    fits = Fits.of(search.units, search.classes) if not is_long(search.units) else None
+        if not np.isfinite(search.units.seconds).any(axis=1).all():
+            return False, None, steps
+        fits = Fits.of_all(search.units, search.classes, FEW)
+    else:
+        fits = Fits.of(search.units, search.classes) if not is_long(search.units) else None
     decided, spent = (None, 0.0) if fits is None else fits.decide(more, steps)
     return decided, fits, steps - spent
 
