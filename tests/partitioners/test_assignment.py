@@ -295,6 +295,21 @@ def test_complaint_16_every_edit_keeps_partitions_convex(rng: random.Random) -> 
     assert is_sound(assignment)
 
 
+@settings(max_examples=60 * FUZZ, deadline=None)
+@given(rng=st.randoms(use_true_random=False))
+def test_if_acyclic_gives_what_of_gives_and_nothing_where_that_raises(rng: random.Random) -> None:
+    module, _support, _ = random_dag(rng, rng.randrange(3, 12))
+    nodes = [node for node in module.graph.nodes if node.op == "call_function" and rng.random() < 0.9]
+    grouping = {node: rng.choice("ab") for node in nodes}
+    try:
+        expected = Assignment.of(module, grouping)
+    except CycleError:
+        expected = None
+
+    assert expected == Assignment.if_acyclic(module, grouping)
+    assert expected is None or expected.order == Assignment.if_acyclic(module, grouping).order  # type: ignore[union-attr]
+
+
 def test_edits_of_a_long_chain_do_not_recurse() -> None:
     """Complaint 38: a partition of 20,000 nodes is dropped from, split and merged without recursion."""
     module = chain_of(*([torch.sin] * 20_000))
