@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 
 # What takes one core goes two at a time; the tests take both.
 test: $(VENV)/.dev
-	$(MAKE) --jobs 2 --output-sync types docs lint layers doctest
+	$(MAKE) --jobs 2 types docs lint layers doctest
 	$(MAKE) unit
 
 $(BIN)/python:

@@ -197,8 +197,7 @@ def _build(
     device_of, offloaded = plan.device_of, plan.offloaded
     _refuse_absent(assignment, device_of)
     with clock.step("split"):
-        uses = ParameterUses.of(graph_module, assignment, device_of) if offloaded else None
-        loaded = uses.loaded_tensors(offloaded) if uses is not None else ()
+        loaded = ParameterUses.of(graph_module, assignment, device_of).loaded_tensors(offloaded) if offloaded else ()
         constants = _where_constants_live(graph_module, assignment, device_of, loaded)
         parts = split(graph_module, assignment, names=submodule_names(assignment.order, program), constants=constants)
         CloseRegions()(parts.graph_module)

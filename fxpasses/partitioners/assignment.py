@@ -124,7 +124,14 @@ class Assignment:
     def if_acyclic(
         cls, graph_module: GraphModule | Graph, grouping: Grouping, *, dependencies: Dependencies | None = None
     ) -> Assignment | None:
-        """The same for searches: None where partitions would wait for each other, which takes longer to explain."""
+        """Check a grouping as :meth:`of` does, for searches: to explain a cycle takes longer than to see it.
+
+        Returns:
+            The Assignment in the order that follows the graph; None where partitions would wait for each other.
+
+        Raises:
+            PartitionError: As by :meth:`of`.
+        """
         graph = graph_module.graph if isinstance(graph_module, GraphModule) else graph_module
         partition_of = _partition_of(grouping)
         _check_members(graph, partition_of)

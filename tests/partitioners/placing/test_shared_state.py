@@ -69,10 +69,8 @@ def devices_of(count: int, rate: float = 2e9) -> list[Device]:
 
 def every_run(graph: GraphModule, names: list[str], *, pipeline: bool) -> Iterator[Runs]:
     """All placements of the operators: those of one part a device; or all, cut in two ways."""
-    nodes, dependencies = (
-        [node for node in graph.graph.nodes if node.op == "call_function"],
-        dependencies_of_parts(graph),
-    )
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    dependencies = dependencies_of_parts(graph)
     for homes in itertools.product(names, repeat=len(nodes)):
         device_of = dict(zip(nodes, homes, strict=True))
         if pipeline:

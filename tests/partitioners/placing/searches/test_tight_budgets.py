@@ -68,18 +68,18 @@ def posed(seed: int, count: int) -> tuple[GraphModule, Topology]:
 
 
 @cache
-def all_kept(seed: int, count: int) -> tuple[GraphFigures, list[Runs]]:
-    """All placements of a model that keep the budgets."""
+def all_kept(seed: int, count: int) -> tuple[GraphFigures, Topology, list[Runs]]:
+    """A model that is measured, its devices, and all placements that keep the budgets."""
     graph, topology = posed(seed, count)
     figures = GraphFigures.of(graph)
     homes = itertools.product([device.name for device in topology.devices], repeat=len(figures.nodes))
     found = (runs_of(graph, dict(zip(figures.nodes, each, strict=True)), figures.dependencies) for each in homes)
-    return figures, [runs for runs in found if not check_budgets(figures, topology, runs, None).over]
+    return figures, topology, [runs for runs in found if not check_budgets(figures, topology, runs, None).over]
 
 
 def best_of_all(seed: int, count: int, objective: Objective, *, free: bool = False) -> float:
     """The smallest value of all pipelines that keep the budgets, or of all placements."""
-    (figures, kept), topology = all_kept(seed, count), posed(seed, count)[1]
+    figures, topology, kept = all_kept(seed, count)
     may = [runs for runs in kept if free or len(runs.device_of) == len(set(runs.device_of.values()))]
     return min((objective_value(figures, topology, objective, runs, None) for runs in may), default=math.inf)
 

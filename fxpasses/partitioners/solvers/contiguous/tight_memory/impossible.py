@@ -10,6 +10,7 @@ pipeline of all units is one of these, too, and needs no fewer bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import attrs
@@ -55,21 +56,19 @@ class Fits:
     is_whole: bool = True
 
     @classmethod
-    def of(cls, units: Units, classes: tuple[DeviceClass, ...], limit: int = MAX_IDEALS) -> Fits | None:
-        """Prepare the pairs; None if even a few units have more than ``limit``. Time O(ideals² × shared keys)."""
-        for chosen in _choices(units):
+    def of(
+        cls, units: Units, classes: tuple[DeviceClass, ...], limit: int = MAX_IDEALS, *, is_whole: bool = False
+    ) -> Fits | None:
+        """Prepare the pairs; None if even a few units have more than ``limit``, or all have if it ``is_whole``.
+
+        Time O(ideals² × shared keys).
+        """
+        for chosen in itertools.islice(_choices(units), 1 if is_whole else None):
             own = units if len(chosen) == units.size else only(units, chosen)
             words = all_ideals(own, limit)
             if words is not None:
                 return cls._over(own, classes, CutFamily.of(words, np.ones(own.size)), chosen, units.size)
         return None
-
-    @classmethod
-    def of_all(cls, units: Units, classes: tuple[DeviceClass, ...], limit: int) -> Fits | None:
-        """Prepare the pairs of all ideals; None where there are more than ``limit``."""
-        words = all_ideals(units, limit)
-        family = None if words is None else CutFamily.of(words, np.ones(units.size))
-        return None if family is None else cls._over(units, classes, family, np.arange(units.size), units.size)
 
     @classmethod
     def _over(cls, units: Units, classes: tuple[DeviceClass, ...], family: CutFamily, chosen: Ints, count: int) -> Fits:

@@ -72,7 +72,7 @@ def _decided(search: Search, more: float = 0.0) -> tuple[bool | None, Fits | Non
     if search.problem.wants_answer_only:
         if not np.isfinite(search.units.seconds).any(axis=1).all():
             return False, None, steps
-        fits = Fits.of_all(search.units, search.classes, FEW)
+        fits = Fits.of(search.units, search.classes, FEW, is_whole=True)
     else:
         fits = Fits.of(search.units, search.classes) if not is_long(search.units) else None
     decided, spent = (None, 0.0) if fits is None else fits.decide(more, steps)
