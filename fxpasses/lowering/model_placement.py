@@ -14,7 +14,8 @@ from fxpasses.errors import InfeasibleError, InputError, PlacementError
 from fxpasses.partitioners.by_device import place_measured
 from fxpasses.partitioners.by_device_map import place_by_device_map
 from fxpasses.partitioners.costs.graph_figures import is_compute
-from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.costs.memory import follow_placed
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.offloading import OffloadedPlacement, offload_where_too_small, place_with_offloading
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
@@ -44,7 +45,7 @@ def check_offload(offload: str | None) -> None:
 
 
 def propose(
-    graph_module: GraphModule,
+    memory: MemoryFacts,
     topology: Topology,
     objective: Objective,
     *,
@@ -58,7 +59,7 @@ def propose(
     """Propose where each operator runs, and which parts load their parameters.
 
     Args:
-        graph_module: The model with its state.
+        memory: What the model with its state needs in memory.
         topology: The devices and links.
         objective: What is made small.
         device_map: Which module runs where; nothing is searched then.
@@ -72,15 +73,16 @@ def propose(
         PlacementError: the map does not fit the model.
         InfeasibleError: the model does not fit the devices; says so if offloading would help.
     """
+    graph_module = memory.graph_module
     if device_map is not None:
         placement = place_by_device_map(
             graph_module, device_map, topology, modules=modules, graphs=graphs, objective=objective
         )
         if offload is None:
-            _refuse_too_small(graph_module, placement, step)
+            _refuse_too_small(memory, placement, step)
             return OffloadedPlacement(placement, ())
-        return offload_where_too_small(MeasuredGraph.of(graph_module, topology.devices, step), placement)
-    measured = MeasuredGraph.of(graph_module, topology.devices, step)
+        return offload_where_too_small(MeasuredGraph.of(graph_module, topology.devices, step, memory=memory), placement)
+    measured = MeasuredGraph.of(graph_module, topology.devices, step, memory=memory)
     options, hint = dict(options or {}), _HINT if step is None else _TRAINING_HINT + _HINT
     try:
         return OffloadedPlacement(place_measured(measured, Request(topology, objective, **options)), ())
@@ -98,9 +100,9 @@ def propose(
     return place_with_offloading(measured, topology, objective=objective, options=options)
 
 
-def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None) -> None:
+def _refuse_too_small(memory: MemoryFacts, placement: DevicePlacement, step: TrainingStep | None) -> None:
     more = 'or allow offload="cpu"' if step is None else 'train with a smaller batch, or allow offload="cpu"'
-    for name, split in _held(graph_module, placement, step).items():
+    for name, split in _held(memory, placement, step).items():
         budget, peak = placement.topology[name].memory, sum(split.values())
         if peak > budget:
             kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in split.items() if size)
@@ -112,15 +114,14 @@ def _refuse_too_small(graph_module: GraphModule, placement: DevicePlacement, ste
             )
 
 
-def _held(
-    graph_module: GraphModule, placement: DevicePlacement, step: TrainingStep | None
-) -> dict[str, dict[str, int]]:
+def _held(memory: MemoryFacts, placement: DevicePlacement, step: TrainingStep | None) -> dict[str, dict[str, int]]:
     """What each device holds at its fullest, by kind."""
-    if step is None:
-        memory = predict_memory(graph_module, placement.assignment, placement.device_of)
-        return {name: {"parameters": held.parameters, "activations": held.activations} for name, held in memory.items()}
-    course = step.course(graph_module, placement.assignment, placement.device_of)
-    return {name: course.split(name) for name in course.held}
+    if step is not None:
+        steps = step.course(memory.graph_module, placement.assignment, placement.device_of, memory)
+        return {name: steps.split(name) for name in steps.held}
+    course = follow_placed(memory, placement.assignment, placement.device_of)
+    held = {name: course.memory(name) for name in course.held}
+    return {name: {"parameters": each.parameters, "activations": each.activations} for name, each in held.items()}
 
 
 def module_paths(model: Any, program: ExportedProgram) -> dict[str, None]:

@@ -15,6 +15,7 @@ from fxpasses.lowering.planned_models import Planned
 from fxpasses.lowering.preparing import Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
@@ -52,8 +53,9 @@ def found_plan(
 ) -> Planned:
     """What a search finds, or what a device map says."""
     step = _step_of(prepared.graph_module, options.training)
+    memory = MemoryFacts.of(prepared.graph_module)
     proposed = propose(
-        prepared.graph_module,
+        memory,
         topology,
         options.objective,
         device_map=device_map,
@@ -79,8 +81,8 @@ def found_plan(
     places = {part: device.name for part, device in placement.device_of.items()}
     written = with_replicas(prepared.graph_module, placement.assignment, places)
     if written[0] is not prepared.graph_module:  # a copy with replicas
-        step = _step_of(written[0], options.training)
-    return _planned(made, prepared, *written, placement.reasons, searched, step, placement)
+        step, memory = _step_of(written[0], options.training), MemoryFacts.of(written[0])
+    return _planned(made, prepared, *written, placement.reasons, searched, step, placement, memory)
 
 
 def _refuse_unkept(planned: Planned) -> None:
@@ -102,6 +104,7 @@ def _planned(
     options: SearchOptions | None,
     step: TrainingStep | None,
     placement: DevicePlacement | None = None,
+    memory: MemoryFacts | None = None,
 ) -> Planned:
     value = bound = None
     if placement is not None and not math.isnan(placement.objective_value):
@@ -112,6 +115,7 @@ def _planned(
         assignment,
         reasons=reasons,
         passes=prepared.passes,
+        memory=memory,
         step=step,
     )
     contents = contents_of(plan.parts, stable_keys(prepared.graph_module))

@@ -5,6 +5,7 @@ The names and results are those of ``torch.fx.passes.operator_support``; support
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -402,6 +403,7 @@ _PREFIXES: tuple[str, ...] = ("L['self'].", "L__self___", "self.")
 _GETATTR = re.compile(r"getattr\(([^()]*), '([^']*)'\)")
 
 
+@functools.lru_cache(maxsize=8192)
 def plain_path(path: str) -> str:
     """A module path as ``named_modules`` has it, without what dynamo and strict export write around it.
 

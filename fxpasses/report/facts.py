@@ -14,6 +14,7 @@ from fxpasses.devices import MAIN_MEMORY, Device, is_given_on
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_times
 from fxpasses.partitioners.costs.graph_figures import no_bytes, value_bytes
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
@@ -25,7 +26,7 @@ from fxpasses.report.device_rows import device_rows
 from fxpasses.report.summary import CopyRow, PassRow, PathRow, ReplicaRow, Summary
 from fxpasses.simulation import Simulation, counted_overlap, simulate
 
-__all__ = ["planned_copies", "summarize", "with_figures"]
+__all__ = ["summarize", "with_figures"]
 
 HEAVIEST = 3
 
@@ -40,6 +41,7 @@ def summarize(
     *,
     reasons: Mapping[str, str] | None = None,
     passes: Sequence[PassRow] = (),
+    memory: MemoryFacts | None = None,
     step: TrainingStep | None = None,
 ) -> Summary:
     """Collect what a report says about a placement.
@@ -50,12 +52,13 @@ def summarize(
         assignment: The plan as an assignment of this graph.
         reasons: For each part, why it is where it is.
         passes: The passes that ran.
+        memory: What the graph needs in memory, if that is known already.
         step: The training step of the graph, where the plan is for training.
     """
     device_of, keys = plan.device_of, stable_keys(graph_module)
     taken = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     whole = taken if step is None else {node: each * (1 + step.backward_share(node)) for node, each in taken.items()}
-    uses = ParameterUses.of(graph_module, assignment, device_of, step=step)
+    uses = ParameterUses.of(graph_module, assignment, device_of, memory, step)
     course = uses.course_with(plan.offloaded)
     seconds, load = predict_times(
         graph_module,
@@ -81,7 +84,7 @@ def summarize(
     run = known(overlap=counted_overlap(plan.objective))
     fills = plan.objective == "throughput" and step is None
     shown = known(samples=min(8, 2 * len(course.held))) if fills and len(course.held) else run
-    sent = planned_copies(graph_module, assignment, plan)
+    sent = _planned_copies(graph_module, assignment, plan, keys)
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
     return Summary(
         plan.model,
@@ -139,15 +142,18 @@ def with_figures(
     return attrs.evolve(plan, copies=copies, predicted={**predicted, "devices": devices})
 
 
-def planned_copies(graph_module: GraphModule, assignment: Assignment, plan: Plan) -> list[CopyRow]:
+def _planned_copies(
+    graph_module: GraphModule, assignment: Assignment, plan: Plan, keys: Mapping[Node, str]
+) -> list[CopyRow]:
     """What crosses between devices in one run: values of parts, inputs and results that are elsewhere, tied parameters.
 
     Args:
         graph_module: The unsplit graph.
         assignment: Which node is in which part.
         plan: The devices and links.
+        keys: The stable key of each operator.
     """
-    device_of, keys = plan.device_of, stable_keys(graph_module)
+    device_of = plan.device_of
     home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
     rows = []
     for node in graph_module.graph.nodes:

@@ -13,28 +13,20 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
 from fxpasses.devices import Device
-from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.effects import EffectAnalysis
 from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import dependencies_of_parts, switches_regions
-from fxpasses.partitioners.costs.kernels.described_values import note_layouts
 from fxpasses.partitioners.costs.kernels.dry_runs import Autocast
-from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
 from fxpasses.partitioners.costs.kernels.workspaces import (
     autocast_around,
-    homes_in_memory,
     kept_cast_bytes,
-    workspace_bytes,
 )
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import SECONDS, STEP_WORKSPACE, WORKSPACE, NodeCost, cost_of, seconds_on
 from fxpasses.partitioners.costs.shared_state import SharedState, shared_state
 from fxpasses.partitioners.grouping.keep_together import runs_anywhere
-from fxpasses.partitioners.jvp_tangents import note_tangents
-from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import storage_bytes, tensor_bytes, tensors_in
-from fxpasses.partitioners.vmap_rows import note_rows
-from fxpasses.values import record_copies_back
 
 __all__ = ["GraphFigures", "Support", "is_compute", "no_bytes", "value_bytes"]
 
@@ -66,13 +58,11 @@ class GraphFigures:
     """A graph measured once; one entry for each compute node in graph order.
 
     Args:
-        graph_module: The graph.
-        effects: What its nodes read, write and alias.
+        memory: What values, state and operators need in memory, wherever they are.
         nodes: The compute nodes.
         costs: What each does.
         constants: The storages of parameters, buffers and constants that each node uses, with their bytes; tied tensors
             share a storage, and so do all views of one.
-        homes: Where each value lives, see :func:`~fxpasses.partitioners.costs.kernels.workspaces.homes_in_memory`.
         sizes: Bytes of each storage of an input or an activation: those of the largest value in it.
         touched: The storages of inputs and activations that each node reads or makes; what may be a view counts as one.
         living: The same with each copy a storage of its own: what is there while a node runs.
@@ -84,12 +74,10 @@ class GraphFigures:
         devices: Where it may run; none are this machine's CPU.
     """
 
-    graph_module: GraphModule
-    effects: EffectAnalysis
+    memory: MemoryFacts
     nodes: Sequence[Node]
     costs: Sequence[NodeCost]
     constants: Sequence[Mapping[int, int]]
-    homes: Mapping[Node, tuple[int, ...]]
     sizes: Mapping[int, int]
     touched: Sequence[tuple[int, ...]]
     living: Sequence[tuple[int, ...]]
@@ -104,7 +92,7 @@ class GraphFigures:
     def of(
         cls,
         graph_module: GraphModule,
-        effects: EffectAnalysis | None = None,
+        memory: MemoryFacts | None = None,
         *,
         sends_state: bool = True,
         devices: Iterable[Device] = (),
@@ -113,7 +101,7 @@ class GraphFigures:
 
         Args:
             graph_module: The graph.
-            effects: What its nodes read, write and alias, if it is known already.
+            memory: What it needs in memory, if that is known already.
             sends_state: Whether a parameter that several devices use is sent to the others in each run.
             devices: Where it may run; none are this machine's CPU.
 
@@ -125,12 +113,8 @@ class GraphFigures:
             raise InputError(
                 f"A graph is a GraphModule, not {type(graph_module).__name__}; of a program take .module()."
             )
-        note_limits(graph_module)
-        note_layouts(graph_module)
-        note_rows(graph_module)
-        note_tangents(graph_module)
-        record_copies_back(graph_module)
-        effects = effects or analyze_effects(graph_module)
+        memory = memory or MemoryFacts.of(graph_module)
+        effects, homes = memory.effects, memory.homes
         nodes = [node for node in graph_module.graph.nodes if is_compute(node)]
         costs = [cost_of(node) for node in nodes]
         used = [_storages_used(node, effects) for node in nodes]
@@ -139,8 +123,7 @@ class GraphFigures:
             for storage, tensors in effects.real_tensors().items()
             if storage >= 0
         }
-        homes = homes_in_memory(graph_module, effects)
-        sizes = _storage_sizes(graph_module, homes)
+        sizes = _storage_sizes(memory)
         constants = [
             {storage: held[storage] for storage in storages if storage in held} if held else {} for storages in used
         ]
@@ -152,12 +135,10 @@ class GraphFigures:
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         inputs = frozenset(storage for node in placeholders for storage in homes[node] if storage in sizes)
         return cls(
-            graph_module,
-            effects,
+            memory,
             nodes,
             costs,
             constants,
-            homes,
             sizes,
             touched,
             living,
@@ -166,15 +147,25 @@ class GraphFigures:
             devices=tuple(devices),
         )
 
+    @property
+    def graph_module(self) -> GraphModule:
+        """The graph."""
+        return self.memory.graph_module
+
+    @property
+    def effects(self) -> EffectAnalysis:
+        """What its nodes read, write and alias."""
+        return self.memory.effects
+
+    @property
+    def homes(self) -> Mapping[Node, tuple[int, ...]]:
+        """Where each value lives, see :func:`~fxpasses.partitioners.costs.kernels.workspaces.homes_in_memory`."""
+        return self.memory.homes
+
     @cached_property
     def position(self) -> dict[Node, int]:
         """The place of each compute node."""
         return {node: index for index, node in enumerate(self.nodes)}
-
-    @cached_property
-    def memory(self) -> MemoryFacts:
-        """What following the memory of a placement asks of the graph."""
-        return MemoryFacts(self.graph_module, self.effects, self.homes)
 
     @cached_property
     def dependencies(self) -> Dependencies:
@@ -201,9 +192,9 @@ class GraphFigures:
 
         Of a view that it reads these are its own: what is sent to another device is a copy of the view alone.
         """
-        values = {node: result_bytes(node, homes) for node, homes in self.homes.items() if node.op != "output"}
+        made = self.memory.made
         living = [
-            sum(min(_least_of(storage, node, values, self.sizes[storage]), self.sizes[storage]) for storage in storages)
+            sum(min(_least_of(storage, node, made, self.sizes[storage]), self.sizes[storage]) for storage in storages)
             for node, storages in zip(self.nodes, self.living, strict=True)
         ]
         return np.array(living, dtype=np.int64) + self.inside
@@ -213,8 +204,7 @@ class GraphFigures:
         """Bytes that each node needs for itself while it runs, on the device where these are fewest."""
         with_scratch = all(device.has_known_kernels for device in self.devices)
         needed = [
-            self._least_measured(node, workspace_bytes(node, around, with_scratch=with_scratch))
-            for node, around in zip(self.nodes, self.autocasts, strict=True)
+            self._least_measured(node, sum(self.memory.estimated_inside(node, with_scratch))) for node in self.nodes
         ]
         return np.array(needed, dtype=np.int64)
 
@@ -382,13 +372,12 @@ def _homes_used(node: Node, homes: Mapping[Node, tuple[int, ...]], touched: Sequ
     return {**dict.fromkeys(touched), **found} if node.op == "call_module" else found
 
 
-def _storage_sizes(graph_module: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> dict[int, int]:
+def _storage_sizes(memory: MemoryFacts) -> dict[int, int]:
     sizes: dict[int, int] = {}
-    constants = {storage for node in graph_module.graph.find_nodes(op="get_attr") for storage in homes[node]}
-    for node in graph_module.graph.nodes:
+    for node in memory.graph_module.graph.nodes:
         if node.op in ("get_attr", "output") or not value_bytes(node):
             continue
-        for storage, size in result_bytes(node, homes[node]).items():
-            if storage >= 0 and storage not in constants:
+        for storage, size in memory.made[node].items():
+            if storage >= 0 and storage not in memory.constants:
                 sizes[storage] = max(sizes.get(storage, 0), size)
     return sizes

@@ -28,6 +28,7 @@ from fxpasses.partitioners.jvp_tangents import note_tangents, tangent_levels
 from fxpasses.partitioners.symbol_bounds import note_limits
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import note_rows
+from fxpasses.values import record_copies_back
 
 __all__ = ["HeldState", "Inside", "MadeValue", "MemoryFacts"]
 
@@ -70,7 +71,7 @@ class MemoryFacts:
     graph_module: GraphModule
     effects: EffectAnalysis
     homes: Mapping[Node, tuple[int, ...]]
-    _inside: dict[tuple[Node, bool], Inside] = attrs.field(factory=dict, init=False, repr=False)
+    _estimated: dict[tuple[Node, bool], Inside] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, graph_module: GraphModule, effects: EffectAnalysis | None = None) -> MemoryFacts:
@@ -79,6 +80,7 @@ class MemoryFacts:
         note_layouts(graph_module)
         note_rows(graph_module)
         note_tangents(graph_module)
+        record_copies_back(graph_module)
         effects = effects or analyze_effects(graph_module)
         return cls(graph_module, effects, homes_in_memory(graph_module, effects))
 
@@ -89,6 +91,11 @@ class MemoryFacts:
         return frozenset(storage for node in reads for storage in self.homes[node])
 
     @cached_property
+    def made(self) -> Mapping[Node, Mapping[int, int]]:
+        """The bytes of each value by storage, where it is made."""
+        return {node: result_bytes(node, homes) for node, homes in self.homes.items() if node.op != "output"}
+
+    @cached_property
     def values(self) -> tuple[MadeValue, ...]:
         """The values with tensors that come and go, in graph order."""
         found = []
@@ -96,7 +103,7 @@ class MemoryFacts:
             tensors = tensors_in(value_of(node)) if node.op not in ("get_attr", "output") else []
             if tensors:
                 own = self.homes[node]
-                made = result_bytes(node, own)
+                made = self.made[node]
                 is_sparse = tensors[0].layout is not torch.strided
                 sizes = made, made if is_sparse else bytes_by_place(own, tensors, tensor_bytes)
                 found.append(MadeValue(node, *(self._with_tangents(node, each) for each in sizes)))
@@ -112,7 +119,7 @@ class MemoryFacts:
             if tangent_levels(node)
         }
 
-    def _with_tangents(self, node: Node, sizes: dict[int, int]) -> dict[int, int]:
+    def _with_tangents(self, node: Node, sizes: Mapping[int, int]) -> dict[int, int]:
         """The bytes by storage, and as many of each tangent."""
         own = self.tangents.get(node, {})
         return {**sizes, **{each: size for storage, size in sizes.items() for each in own.get(storage, ())}}
@@ -140,11 +147,15 @@ class MemoryFacts:
 
     def inside(self, node: Node, device: Device) -> Inside:
         """What a node needs for itself while it runs on a device: as measured there, else as far as is known."""
-        asked = (node, device.has_known_kernels)
-        if (known := self._inside.get(asked)) is None:
-            autocast = autocast_around(node, self.effects)
-            kept = kept_cast_bytes(node, autocast)
-            known = Inside(workspace_bytes(node, autocast, with_scratch=device.has_known_kernels) - kept, kept)
-            self._inside[asked] = known
+        known = self.estimated_inside(node, device.has_known_kernels)
         measured = WORKSPACE.get(node, {}).get(device.name)
         return known if measured is None else Inside(max(0, measured - known.kept), known.kept)
+
+    def estimated_inside(self, node: Node, with_scratch: bool) -> Inside:
+        """The same as far as is known without measuring; with what this machine's kernels need, or without."""
+        if (known := self._estimated.get((node, with_scratch))) is None:
+            autocast = autocast_around(node, self.effects)
+            kept = kept_cast_bytes(node, autocast)
+            known = Inside(workspace_bytes(node, autocast, with_scratch=with_scratch) - kept, kept)
+            self._estimated[node, with_scratch] = known
+        return known

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fxpasses.devices import Device
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.training_figures import training_figures
@@ -37,10 +38,11 @@ class MeasuredGraph:
         devices: Iterable[Device],
         training: Training | TrainingStep | None = None,
         *,
+        memory: MemoryFacts | None = None,
         sends_state: bool = True,
     ) -> MeasuredGraph:
-        """Measure a graph; a training step that was traced already is not traced again."""
-        figures = GraphFigures.of(graph_module, sends_state=sends_state, devices=devices)
+        """Measure a graph; neither is a training step traced again, nor memory measured again, that is known."""
+        figures = GraphFigures.of(graph_module, memory, sends_state=sends_state, devices=devices)
         if isinstance(training, TrainingStep):
             return cls(figures, training.training, training)
         return cls(figures, training)

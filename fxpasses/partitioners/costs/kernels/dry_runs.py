@@ -211,7 +211,7 @@ def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         if any(map(tangent_levels, node.all_input_nodes)):
             return True
-        operands = tensors_in(list(map(value_of, node.all_input_nodes)))
+        operands = [each for used in node.all_input_nodes for each in tensors_in(value_of(used))]
         if any(each.layout in _WITHOUT_STRIDES for each in operands):
             return False
         if may_need_scratch(node.target, node.args, operands, value_of(node)) or in_steps(node.target, node.args):
