@@ -168,7 +168,8 @@ def lower_with_plan(program: ExportedProgram, plan: Plan, *, progress: Progress 
     """
     clock = Clock(progress)
     fitting, graph_module, assignment = _fitting(program, plan, clock)
-    summary = summarize(plan, graph_module, assignment, step=TrainingStep.if_any(graph_module, plan.training))
+    with clock.step("report"):
+        summary = summarize(plan, graph_module, assignment, step=TrainingStep.if_any(graph_module, plan.training))
     return _build(fitting, graph_module, assignment, plan, clock, summary)
 
 

@@ -139,9 +139,11 @@ def prepare(
         manager = _manager(pipeline)
         own = copied_program(captured) if captured is model else with_true_users(captured)
         program, rows = run_passes(with_keywords_given(with_autocast_types(with_regions_closed(own))), manager)
+    with clock.step("measure"):
+        graph_module = stateful(program)
     text = pipeline if isinstance(pipeline, str) else _text_of(manager)
     modules, graphs = tuple(module_paths(model, captured)), tuple(graph_paths(model))
-    return Prepared(captured, program, stateful(program), rows, text, modules, graphs)
+    return Prepared(captured, program, graph_module, rows, text, modules, graphs)
 
 
 def run_passes(program: ExportedProgram, pipeline: Pipeline) -> tuple[ExportedProgram, tuple[PassRow, ...]]:

@@ -107,6 +107,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(source: str) -> None
         "... read the model",
         "... capture",
         "... passes",
+        "... measure",
         "... place",
         "... split",
         "... move and copy",
