@@ -20,14 +20,15 @@ __all__ = ["lower_command"]
 @click.option("--check", is_flag=True, help="Run it, and compare it with the model itself.")
 def lower_command(request: Request, *, out: Path | None, check: bool) -> None:
     """Lower MODEL onto devices, and run it there."""
-    from fxpasses.cli.model_source import find_model
+    topology = request.topology(needed=request.plan_file is None)
+
+    from fxpasses.cli.model_source import find_model  # takes seconds, so a wrong word is told before
     from fxpasses.lowering import lower
     from fxpasses.lowering.lowered_folder import check_writable, save
     from fxpasses.report.tables import print_summary
 
     console = request.console()
     plan = request.plan()
-    topology = request.topology(needed=plan is None)
     if out is not None:
         check_writable(out)
     with show_progress(console) as progress:

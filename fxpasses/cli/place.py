@@ -109,17 +109,19 @@ def _refuse_unheard(options: Mapping[str, Any], *, here: bool) -> None:
 
 
 def _place(request: Request, options: Mapping[str, Any]) -> None:
-    from fxpasses.cli.model_source import find_model
+    files = _Files(options["out"], options["trace"], options["svg"], options["page"], options["device_map_out"])
+    files.refuse_unwritable()
+    topology = request.topology(needed=request.plan_file is None and options["device_map"] is None)
+    pins = _pins(options["pins"])
+
+    from fxpasses.cli.model_source import find_model  # takes seconds, so a wrong word is told before
     from fxpasses.lowering.planning import place
     from fxpasses.plan import Plan
     from fxpasses.report.tables import print_placement
 
-    files = _Files(options["out"], options["trace"], options["svg"], options["page"], options["device_map_out"])
-    files.refuse_unwritable()
     plan = request.plan()
     other = Plan.load(options["diff_file"]) if options["diff_file"] is not None else None
     device_map = _read_map(options["device_map"]) if options["device_map"] is not None else None
-    topology = request.topology(needed=plan is None and device_map is None)
     console = request.console()
     with show_progress(console) as progress:
         progress("read the model")
@@ -128,7 +130,7 @@ def _place(request: Request, options: Mapping[str, Any]) -> None:
             plan=plan,
             contiguity=options["contiguity"],
             device_map=device_map,
-            pinned=_pins(options["pins"]),
+            pinned=pins,
             time_budget=options["time_budget"],
             seed=options["seed"],
             progress=progress,

@@ -200,6 +200,19 @@ def test_bad_input_is_one_sentence_and_exit_code_two(source: str, arguments: lis
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", ["lower", "place"])
+def test_a_wrong_word_is_told_before_torch_is_imported(command: str) -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from fxpasses.cli import main; "
+        f"print(CliRunner().invoke(main, [{command!r}, 'm.py:f', '--device', 'a']).stderr, 'torch' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "--device 'a' does not read NAME=TORCH_DEVICE" in done.stdout
+    assert done.stdout.endswith(" False\n")
+
+
 def test_a_folder_that_cannot_be_written_leaves_nothing_behind(source: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("here")
