@@ -217,7 +217,7 @@ def _build(
     lowered.program = program
     lowered.report = attrs.evolve(summary, copies=copies, steps=tuple(clock.rows))
     figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound")}
-    lowered.plan = with_figures(plan, lowered.report, **figures)
+    lowered.plan = with_figures(plan, summary, **figures)
     refuse_to_run_on_paper(lowered, by_submodule.values())
     return lowered
 

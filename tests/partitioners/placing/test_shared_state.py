@@ -302,6 +302,19 @@ def test_a_tied_weight_is_a_copy_of_the_plan_and_of_the_lowered_model() -> None:
     assert row.estimated_ms == pytest.approx(planned.plan.topology.seconds("left", "right", row.size) * 1e3)
 
 
+def test_a_lowered_plan_is_the_one_that_place_makes_also_where_nothing_needs_to_be_sent() -> None:
+    """On one torch device both parts use the same tensor; the plan is about the devices that it names."""
+    devices = [Device("left"), Device("right")]
+    asked: dict[str, Any] = {"devices": devices, "pinned": {"embed": "left", "head": "right"}}
+    args = (torch.arange(20).view(2, 10),)
+    planned, lowered = place(Tied(), args, **asked), lower(Tied(), args, **asked)
+
+    assert any(copy["value"].endswith("weight") for copy in planned.plan.copies)
+    assert planned.plan.to_json() == lowered.plan.to_json()
+    assert planned.plan.copies == lower(Tied(), args, plan=planned.plan).plan.copies
+    assert [] == [copy for copy in copies_of(lowered) if copy.value.endswith("weight")]
+
+
 def test_a_weight_is_sent_beside_the_work_and_its_gradient_comes_back() -> None:
     planned = planned_tied(training=Training())
     (row,) = [row for row in planned.summary.copies if row.value.endswith("weight")]
