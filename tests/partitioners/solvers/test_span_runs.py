@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import attrs
 import numpy as np
 import pytest
 from fuzz import examples
@@ -55,3 +56,33 @@ def test_compiled_code_finds_the_same_loads(begin: int, monkeypatch: pytest.Monk
             np.testing.assert_array_equal(one, other)
         finite += sum(int(np.isfinite(load).sum()) for load in found)
     assert finite > 1000
+
+
+@pytest.mark.parametrize("begin", range(0, examples(60), 20))
+def test_compiled_code_finds_the_same_bytes(begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys that units share, with what they need while they run, and with devices that cannot run some."""
+    finite, keys, live, banned = 0, 0, 0, 0
+    for seed in range(begin, begin + 20):
+        draw = np.random.default_rng(seed)
+        spans = spans_of(seed, draw)
+        everything = spans.bytes.everything
+        memory = [float(draw.choice([0.3, 0.6, 2.0, np.inf])) * everything for _ in spans.classes]
+        classes = tuple(
+            attrs.evolve(group, memory=most if everything else np.inf)
+            for group, most in zip(spans.classes, memory, strict=True)
+        )
+        credit = tuple(float(draw.choice([0.0, 0.0, 0.2])) * everything for _ in classes)
+        spans = attrs.evolve(spans, classes=classes, credit=credit)
+        below = float(draw.choice([0.5, 1.0, np.inf])) * max(everything, 1.0)
+        found = loads(spans, below, seed)
+        with monkeypatch.context() as without:
+            without.delitem(sys.modules, "numba")
+            expected = loads(spans, below, seed)
+
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        finite += sum(int((np.isfinite(load) & (load > 0)).sum()) for load in found)
+        keys, live = keys + len(spans.bytes.key_bytes), live + (spans.bytes.by_live is not None)
+        banned += sum(own is not None for own in spans.banned)
+    assert finite > 1000
+    assert min(keys, live, banned) > 0

@@ -68,17 +68,22 @@ class Sizes:
         """What the units between each pair keep, the least that a device needs for it, ``(rows, columns)``."""
         return self.kept[columns][None, :] - self.kept[rows][:, None]
 
+    def keys_of(self, rows: Ints, columns: Ints) -> tuple[Floats, Floats]:
+        """The bytes of shared keys open at first ideals, ``(r,)``; of those not named between each pair, ``(r, c)``."""
+        shared, each = self.shared, self.key_bytes
+        opened = shared.open[:, rows]
+        value, held = counts_of(shared.count[:, rows], opened)
+        left = ((cells_of(shared.count, value, rows) == held[:, None]) & opened[value]).T * each[value]
+        right = (cells_of(shared.count, value, columns) == held[:, None]).astype(np.float64)
+        return each @ opened, left @ right
+
     def of_pairs(self, rows: Ints, columns: Ints, pairs: Pairs, least: float, largest: float) -> Floats:
         """Bytes of some pairs, ``(n,)``; only right about ``least`` and ``largest`` and between them."""
         last = pairs.last
         size: Floats = self.kept[columns][last] - pairs.by_first(self.kept[rows])
         if len(self.key_bytes):
-            shared, each = self.shared, self.key_bytes
-            opened = shared.open[:, rows]
-            value, held = counts_of(shared.count[:, rows], opened)
-            left = ((cells_of(shared.count, value, rows) == held[:, None]) & opened[value]).T * each[value]
-            right = (cells_of(shared.count, value, columns) == held[:, None]).astype(np.float64)
-            size += pairs.by_first(each @ opened) - pairs.of(left @ right)
+            opened, unnamed = self.keys_of(rows, columns)
+            size += pairs.by_first(opened) - pairs.of(unnamed)
         if self.by_live is None:
             return size
         before, after = self.before[columns][last], pairs.by_first(self.after[rows])

@@ -92,7 +92,8 @@ class Spans:
         ``(classes, rows, columns)``. Compiled code says the same to the last bit, where it is loaded.
         """
         if self.credit is not None:
-            return self._by_bytes(rows, columns, self.nested(rows, columns), self.credit, below)
+            by_bytes = self._by_bytes_compiled if "numba" in sys.modules else self._by_bytes
+            return by_bytes(rows, columns, self.credit, below)
         found = (self._compiled if "numba" in sys.modules else self._in_numpy)(rows, columns, below)
         passing = self.transfers.passing(rows, columns)
         for kind, group in enumerate(self.classes):
@@ -177,11 +178,9 @@ class Spans:
         """Whether bytes matter: some device has not room for everything."""
         return self.credit is not None or self.bytes.everything > min(group.memory for group in self.classes)
 
-    def _by_bytes(
-        self, rows: slice | Ints, columns: slice | Ints, nested: Bools, credit: tuple[float, ...], below: float
-    ) -> Floats:
-        ends = self._numbers(rows), self._numbers(columns)
-        most = min(below + max(credit), max(group.memory for group in self.classes))
+    def _by_bytes(self, rows: slice | Ints, columns: slice | Ints, credit: tuple[float, ...], below: float) -> Floats:
+        nested, ends = self.nested(rows, columns), (self._numbers(rows), self._numbers(columns))
+        most = self._enough(credit, below)
         few = nested & (self.bytes.kept_by(*ends) <= most)
         pairs, size = Pairs.where(few), np.zeros(nested.shape)
         size.ravel()[pairs.cells] = self.bytes.of_pairs(*ends, pairs, -1.0, most)
@@ -193,6 +192,41 @@ class Spans:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
         return np.stack(found)
+
+    def _by_bytes_compiled(
+        self, rows: slice | Ints, columns: slice | Ints, credit: tuple[float, ...], below: float
+    ) -> Floats:
+        """The same."""
+        from fxpasses.partitioners.solvers.contiguous.ideals.byte_runs import needed  # numba is heavy
+
+        first, second = ends = self._numbers(rows), self._numbers(columns)
+        sizes, words = self.bytes, self.family.words
+        bits = words[:, :0] if self.family.is_nested else words
+        by_live = words[:, :0] if sizes.by_live is None else sizes.by_live
+        keys = sizes.keys_of(*ends) if len(sizes.key_bytes) else (np.zeros(len(first)), np.zeros((len(first), 0)))
+        memory = np.array([group.memory for group in self.classes], dtype=np.float64)
+        found = np.empty((len(self.classes), len(first), len(second)))
+        needed(
+            found,
+            (sizes.kept[first], sizes.kept[second]),
+            keys,
+            ((sizes.before[first], sizes.before[second]), (sizes.after[first], sizes.after[second])),
+            sizes.live,
+            (by_live[first], by_live[second]),
+            ends,
+            (bits[first], bits[second]),
+            (np.array(credit, dtype=np.float64), memory),
+            below,
+            self._enough(credit, below),
+        )
+        for kind, banned in enumerate(self.banned):
+            if banned is not None:
+                found[kind][banned[second][None, :] != banned[first][:, None]] = np.inf
+        return found
+
+    def _enough(self, credit: tuple[float, ...], below: float) -> float:
+        """More bytes than that are under a threshold on no device."""
+        return min(below + max(credit), max(group.memory for group in self.classes))
 
     def _numbers(self, chosen: slice | Ints) -> Ints:
         """The numbers of some ideals."""
