@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import pkgutil
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from fxpasses.partitioners import solve_placement, solvers
 from fxpasses.partitioners.solvers import compiled_ahead
 from fxpasses.partitioners.solvers.annealing import cooling
 from fxpasses.partitioners.solvers.compiling import cached
-from fxpasses.partitioners.solvers.contiguous.ideals import span_runs
+from fxpasses.partitioners.solvers.contiguous.ideals import byte_runs, span_runs
 from fxpasses.partitioners.solvers.contiguous.tables import table_runs
 from fxpasses.partitioners.solvers.free import packing_steps
 from fxpasses.partitioners.solvers.latency.trials import anneal
@@ -69,11 +70,11 @@ def test_annealings_of_latencies_are_compiled_once() -> None:
 
 def test_searches_of_pipelines_are_compiled_once() -> None:
     """Costs come in rows and in columns, and what is known of some ideals only lies apart."""
-    for name, key in (("bert-24, layers", "8 different, tight"), ("resnet-50, layers", "8 different, tight")):
-        speeds, memory = DEVICES[key]
-        solve_placement(mixed(WORKLOADS[name](), speeds, memory=memory))
+    speeds, memory = DEVICES["8 different, tight"]
+    for name, objective in itertools.product(("bert-24, layers", "resnet-50, layers"), ("throughput", "memory")):
+        solve_placement(mixed(WORKLOADS[name](), speeds, memory=memory, objective=objective))
 
-    for compiled in (cooling.anneal, span_runs.charged, table_runs.extend):
+    for compiled in (byte_runs.needed, cooling.anneal, span_runs.charged, table_runs.extend):
         assert len(compiled.signatures) == 1  # type: ignore[attr-defined]  # of what is compiled
 
 
