@@ -15,7 +15,7 @@ from fxpasses.partitioners.costs.memory_courses import MemoryCourse
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_runs import Runs
 
-__all__ = ["Seen", "check_budgets"]
+__all__ = ["Seen", "check_budgets", "course_of"]
 
 
 @attrs.frozen(eq=False)
@@ -55,14 +55,20 @@ def check_budgets(
     """
     if not always and all(device.available_mem_bytes is None for device in topology.devices):
         return Seen({}, figures.needs)
+    course = course_of(figures, topology, runs, step, in_order=in_order)
+    peaks = {name: course.memory(name).peak for name in course.held}
+    alive = _alive(figures, runs, course) if step is None else _beside_constants(figures, runs, peaks)
+    return Seen(_over(topology, peaks), alive, peaks)
+
+
+def course_of(
+    figures: GraphFigures, topology: Topology, runs: Runs, step: TrainingStep | None, *, in_order: bool = True
+) -> MemoryCourse:
+    """The memory of a placement over time, of a run or of a training step; ``in_order`` as above."""
     device_of = runs.devices(topology)
     if step is None:
-        course = follow_placed(figures.memory, runs.assignment, device_of)
-        peaks = {name: course.memory(name).peak for name in course.held}
-        return Seen(_over(topology, peaks), _alive(figures, runs, course), peaks)
-    steps = step.course(figures.graph_module, runs.assignment, device_of, figures.memory, in_order=in_order)
-    peaks = {name: steps.memory(name).peak for name in steps.held}
-    return Seen(_over(topology, peaks), _beside_constants(figures, runs, peaks), peaks)
+        return follow_placed(figures.memory, runs.assignment, device_of)
+    return step.course(figures.graph_module, runs.assignment, device_of, figures.memory, in_order=in_order)
 
 
 def _over(topology: Topology, peaks: Mapping[str, int]) -> dict[str, int]:

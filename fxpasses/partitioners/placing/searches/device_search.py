@@ -21,7 +21,9 @@ from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
 from fxpasses.partitioners.placing.searches.near_placements import near_placements
 from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.one_search import OneSearch
+from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.refusals import none_found
+from fxpasses.partitioners.placing.searches.relieving import relieved
 from fxpasses.partitioners.placing.searches.tight_budgets import with_room_to_spare
 from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
@@ -85,6 +87,8 @@ def search(
     if not answers and fallbacks:
         spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
         spare = spare or _by_another(figures, request, contiguity, bound)
+        if spare is None and contiguity == "free" and request.explain != "never":
+            spare = _from_smallest_peak(figures, request, bound)
         answers += [] if spare is None else [spare]
     if not answers:
         raise none_found(figures, request, contiguity, nearest)
@@ -133,3 +137,18 @@ def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity,
             continue
         return Found.of(figures, request, contiguity, runs, bound)
     return None
+
+
+def _from_smallest_peak(figures: GraphFigures, request: Request, bound: float) -> Found | None:
+    """A free placement of a small peak, found without budgets and then changed until it keeps them.
+
+    Under tight budgets searches see too little of what makes a peak small: their answers pass them.
+    """
+    roomy = [attrs.evolve(device, available_mem_bytes=None) for device in request.topology.devices]
+    topology = attrs.evolve(request.topology, devices=roomy)
+    freely = attrs.evolve(request, objective="memory", topology=topology, effort=LITTLE_EFFORT, explain="never")
+    runs = search(figures, freely, "free", fallbacks=False).runs
+    runs = relieved(figures, request, request.problem(figures, "free", figures.needs), runs)
+    if check_until_over(figures, request, runs).over:
+        return None
+    return Found.of(figures, request, "free", runs, bound)

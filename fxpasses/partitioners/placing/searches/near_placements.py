@@ -24,19 +24,18 @@ from fxpasses.partitioners.placing.objective_values import objective_value
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.every_placement import best_of_all
 from fxpasses.partitioners.placing.searches.least_values import LeastValues
+from fxpasses.partitioners.placing.searches.movable_units import MovableUnit, movable_units
 from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
+from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
 
 __all__ = ["near_placements"]
 
-TRIAL, SECONDS_A_NODE = 2.5e-4, 1.2e-5
-"""About what it takes to follow one placement, and what each node in it takes: what trials are counted in."""
-STEP, TRACE_A_NODE = 2.0, 2e-3
-"""How many times as long that takes for a training step; and seconds a node of tracing another order of its forward,
-which gives its backward another order, too."""
+TRACE_A_NODE = 2e-3
+"""Seconds a node of tracing another order of a forward, which gives its backward another order, too."""
 AGAIN = 0.05
 """What a placement counts that was seen before, in trials."""
 LEAST_SECONDS = 0.5
@@ -62,7 +61,7 @@ def near_placements(
         bound: No free placement is below it.
         nearest: What is told of those that pass budgets.
     """
-    trials = int(max(LEAST_SECONDS, request.time_budget) / _seconds_of_trial(figures, request))
+    trials = int(max(LEAST_SECONDS, request.time_budget) / seconds_of_trial(request, len(figures.nodes)))
     if trials < len(starts):
         return []
     tables = tables_of(problem)
@@ -81,10 +80,6 @@ def near_placements(
         elif nearest is not None:
             nearest.look_at(best.runs, check_until_over(figures, request, best.runs))
     return found
-
-
-def _seconds_of_trial(figures: GraphFigures, request: Request) -> float:
-    return (TRIAL + SECONDS_A_NODE * len(figures.nodes)) * (1.0 if request.training is None else STEP)
 
 
 @attrs.frozen(eq=False)
@@ -126,7 +121,7 @@ class _Nearby:
     figures: GraphFigures
     request: Request
     names: tuple[str, ...]
-    units: tuple[tuple[tuple[Node, ...], tuple[str, ...]], ...]
+    units: tuple[MovableUnit, ...]
     joined: tuple[tuple[int, ...], ...]
     least: Callable[[Mapping[Node, str]], float]
     _seen: dict[tuple[str, ...], _Seen] = attrs.field(factory=dict, init=False)
@@ -134,14 +129,9 @@ class _Nearby:
     @classmethod
     def of(cls, figures: GraphFigures, request: Request, tables: CostTables, units: Units) -> _Nearby:
         names = tuple(device.name for device in request.topology.devices)
-        found = []
-        for own, allowed in zip(units.members, np.isfinite(units.seconds), strict=True):
-            nodes = tuple(node for at in own if isinstance(node := tables.nodes[at], Node))
-            may = tuple(name for name, fine in zip(names, allowed.tolist(), strict=True) if fine)
-            if nodes:
-                found.append((nodes, may))
+        found = movable_units(tables, units, names)
         least = LeastValues.of(figures, request.topology).asked(request.objective)
-        return cls(figures, request, names, tuple(found), _joined([nodes for nodes, _ in found]), least)
+        return cls(figures, request, names, found, _joined([nodes for nodes, _ in found]), least)
 
     def best(self, start: Runs, trials: float, bound: float) -> _Trial:
         """Take the first change that helps, and go on from there, until none does; then leap from the best, and so on.
@@ -262,7 +252,8 @@ class _Nearby:
 
     def _took(self, traced: int) -> float:
         """A trial, and those in whose time another order was traced."""
-        tracing = TRACE_A_NODE * len(self.figures.nodes) / _seconds_of_trial(self.figures, self.request)
+        nodes = len(self.figures.nodes)
+        tracing = TRACE_A_NODE * nodes / seconds_of_trial(self.request, nodes)
         return 1.0 + (self._traced - traced) * tracing
 
     def _runs(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None) -> Runs:

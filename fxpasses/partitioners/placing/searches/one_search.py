@@ -33,6 +33,7 @@ from fxpasses.partitioners.placing.searches.near_placements import near_placemen
 from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.refusals import refuse_if_proven, refused, told_more
+from fxpasses.partitioners.placing.searches.relieving import relieved
 from fxpasses.partitioners.placing.searches.run_tables import BestPipeline
 from fxpasses.partitioners.placing.searches.smaller_peaks import with_smaller_peaks
 from fxpasses.partitioners.placing.state_nodes import StateNode
@@ -114,7 +115,9 @@ class OneSearch:
         if self.contiguity == "free":
             self.answers.sort(key=lambda each: each.value)
             starts = [each.runs for each in self.answers] or ([] if checked is None else [checked.runs])
+            self._relieve(first)  # of what other changes lead to, too: either may go on where the other one ends
             self._look_nearby(first, starts, self.nearest)
+            self._relieve(first)
 
     def _is_over(self) -> bool:
         """Whether nothing is left to look for."""
@@ -189,6 +192,20 @@ class OneSearch:
                 self.bound = max(self.bound, known.bound)
         if known.found is not None:
             self.answers.append(known.found.as_kind(self.contiguity, self.bound))
+
+    def _relieve(self, first: PlacementProblem) -> None:
+        """Take something off the fullest device of the best placement; of the nearest one where none keeps budgets."""
+        figures, request = self.cuts.figures, self.request
+        best = min(self.answers, key=lambda each: each.value, default=None)
+        start = self.nearest.runs if best is None else best.runs
+        if start is None or (best is not None and (request.objective != "memory" or best.is_best)):
+            return
+        runs = relieved(figures, request, first, start)
+        seen = check_until_over(figures, request, runs)
+        if seen.over:
+            self.nearest.look_at(runs, seen)
+        elif runs is not start:
+            self.answers.append(Found.of(figures, request, self.contiguity, runs, self.bound))
 
     def _look_nearby(self, first: PlacementProblem, starts: list[Runs], nearest: Nearest | None = None) -> None:
         self.answers += near_placements(self.cuts.figures, self.request, first, starts, self.bound, nearest)

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
-from fxpasses.partitioners.costs.memory import follow_placed
+from fxpasses.partitioners.placing.budget_checks import course_of
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.requests import Contiguity, Request
@@ -72,8 +72,7 @@ def _lacking(figures: GraphFigures, request: Request, runs: Runs) -> tuple[str, 
     """What a placement lacks on the device that lacks most, as a clause; the first operator there that does not fit."""
     if request.training is not None:
         return lacking_in_training(figures, request.topology, runs, request.training, NEAREST)[1:]
-    device_of = runs.devices(request.topology)
-    course = follow_placed(figures.memory, runs.assignment, device_of)
+    course = course_of(figures, request.topology, runs, None)
     over = {name: course.memory(name).peak - request.topology[name].memory for name in course.held}
     worst = max(over, key=over.__getitem__)
     curve = course.curve(worst)

@@ -8,7 +8,14 @@ import attrs
 
 from fxpasses.partitioners.placing.requests import Request
 
-__all__ = ["LITTLE_EFFORT", "SHORT", "begun_anew", "seconds_of_leaps", "shares_of_questions"]
+__all__ = [
+    "LITTLE_EFFORT",
+    "SHORT",
+    "begun_anew",
+    "seconds_of_leaps",
+    "seconds_of_trial",
+    "shares_of_questions",
+]
 
 LITTLE_EFFORT = 0.1
 """The share of their steps that integer programs get where nobody asks for a proof."""
@@ -24,6 +31,15 @@ ANEW, LEAPS = 1 / 2, 1 / 3
 """What searches that begin anew, and changes of the best placement in the end, get of the seconds in tight memory."""
 SHORTER, SMALL = (0.5, 0.0), 200
 """Seconds of shorter searches that follow; and up to so many nodes the one that takes no time does."""
+TRIAL, SECONDS_A_NODE = 2.5e-4, 1.2e-5
+"""About what it takes to follow one placement, and what each node in it takes: what trials are counted in."""
+STEP = 2.0
+"""How many times as long that takes for a training step."""
+
+
+def seconds_of_trial(request: Request, nodes: int) -> float:
+    """About what it takes to follow one placement of a graph of so many nodes."""
+    return (TRIAL + SECONDS_A_NODE * nodes) * (1.0 if request.training is None else STEP)
 
 
 def shares_of_questions(first: float) -> tuple[float, ...]:
