@@ -147,7 +147,10 @@ def _from_smallest_peak(figures: GraphFigures, request: Request, bound: float) -
     roomy = [attrs.evolve(device, available_mem_bytes=None) for device in request.topology.devices]
     topology = attrs.evolve(request.topology, devices=roomy)
     freely = attrs.evolve(request, objective="memory", topology=topology, effort=LITTLE_EFFORT, explain="never")
-    runs = search(figures, freely, "free", fallbacks=False).runs
+    try:
+        runs = search(figures, freely, "free", fallbacks=False).runs
+    except PlacementError:
+        return None
     runs = relieved(figures, request, request.problem(figures, "free", figures.needs), runs)
     if check_until_over(figures, request, runs).over:
         return None

@@ -1,8 +1,8 @@
 """Free placements of a smaller peak: what is on the fullest device at its fullest moment goes elsewhere.
 
 Of thousands of changes only those help that take something away there and then: what runs, what made the values that
-are alive, what they wait for, and what uses the largest parameters. The first one that helps is taken, and the next
-moment is looked at. Where budgets are passed, the device that lacks most is relieved, so that fewer bytes lack.
+are alive, what uses these, and what uses the largest parameters. The first one that helps is taken, and the next moment
+is looked at. Where budgets are passed, the device that lacks most is relieved, so that fewer bytes lack.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from fxpasses.partitioners.solvers.reduced.tables import tables_of
 __all__ = ["relieved"]
 
 LEAST_SECONDS = 1.0
+"""Seconds for trials where the search has less."""
 ALIVE, HELD = 40, 10
 """How many of the largest values that are alive, and of the units with the largest parameters, may go elsewhere."""
 
 
 def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem, start: Runs) -> Runs:
     """A placement whose fullest device holds less, or whose devices lack fewer bytes; the start if none was found.
+
+    Graphs of more than some 80,000 operators are left as they are, unless there is more time.
 
     Args:
         figures: The measured graph.
@@ -41,6 +44,8 @@ def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem,
         start: The placement that is changed.
     """
     trials = int(max(LEAST_SECONDS, request.time_budget) / seconds_of_trial(request, len(figures.nodes)))
+    if trials < 1:
+        return start
     tables = tables_of(problem)
     names = [device.name for device in request.topology.devices]
     relieving = _Relieving.of(figures, request, movable_units(tables, reduce_problem(problem, tables), names))
