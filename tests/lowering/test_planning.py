@@ -81,7 +81,7 @@ def test_the_report_says_how_long_placing_took(planned: Planned) -> None:
     followed = place(Mlp().eval(), ARGS, plan=planned.plan)
 
     for each in (planned, followed):
-        assert ["capture", "passes", "place"] == [step.name for step in each.report(advice=False).steps]
+        assert ["capture", "passes", "measure", "place"] == [step.name for step in each.report(advice=False).steps]
 
 
 def test_a_plan_is_what_lowering_makes(planned: Planned) -> None:
