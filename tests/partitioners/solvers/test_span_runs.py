@@ -40,6 +40,17 @@ def loads(spans: Spans, below: float, seed: int) -> list[Floats]:
     return [load for rows, columns in blocks for load in spans.loads(rows, columns, below)]
 
 
+def loads_of_both(spans: Spans, below: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> list[Floats]:
+    """The same, which compiled code and numpy agree on."""
+    found = loads(spans, below, seed)
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "numba")
+        expected = loads(spans, below, seed)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    return found
+
+
 @pytest.mark.parametrize("begin", range(0, examples(60), 20))
 def test_compiled_code_finds_the_same_loads(begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
     finite = 0
@@ -47,13 +58,7 @@ def test_compiled_code_finds_the_same_loads(begin: int, monkeypatch: pytest.Monk
         draw = np.random.default_rng(seed)
         spans = spans_of(seed, draw)
         below = float(draw.choice([0.3, 1.0, np.inf])) * max(float(weight[-1]) for weight in spans.weight)
-        found = loads(spans, below, seed)
-        with monkeypatch.context() as without:
-            without.delitem(sys.modules, "numba")
-            expected = loads(spans, below, seed)
-
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        found = loads_of_both(spans, below, seed, monkeypatch)
         finite += sum(int(np.isfinite(load).sum()) for load in found)
     assert finite > 1000
 
@@ -74,13 +79,7 @@ def test_compiled_code_finds_the_same_bytes(begin: int, monkeypatch: pytest.Monk
         credit = tuple(float(draw.choice([0.0, 0.0, 0.2])) * everything for _ in classes)
         spans = attrs.evolve(spans, classes=classes, credit=credit)
         below = float(draw.choice([0.5, 1.0, np.inf])) * max(everything, 1.0)
-        found = loads(spans, below, seed)
-        with monkeypatch.context() as without:
-            without.delitem(sys.modules, "numba")
-            expected = loads(spans, below, seed)
-
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        found = loads_of_both(spans, below, seed, monkeypatch)
         finite += sum(int((np.isfinite(load) & (load > 0)).sum()) for load in found)
         keys, live = keys + len(spans.bytes.key_bytes), live + (spans.bytes.by_live is not None)
         banned += sum(own is not None for own in spans.banned)

@@ -142,7 +142,8 @@ def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity,
 def _from_smallest_peak(figures: GraphFigures, request: Request, bound: float) -> Found | None:
     """A free placement of a small peak, found without budgets and then changed until it keeps them.
 
-    Under tight budgets searches see too little of what makes a peak small: their answers pass them.
+    It takes as long as another search, so it is asked where an error would be told. Under tight budgets searches see
+    too little of what makes a peak small: their answers pass them.
     """
     roomy = [attrs.evolve(device, available_mem_bytes=None) for device in request.topology.devices]
     topology = attrs.evolve(request.topology, devices=roomy)
@@ -151,7 +152,7 @@ def _from_smallest_peak(figures: GraphFigures, request: Request, bound: float) -
         runs = search(figures, freely, "free", fallbacks=False).runs
     except PlacementError:
         return None
-    runs = relieved(figures, request, request.problem(figures, "free", figures.needs), runs)
+    runs, _is_settled = relieved(figures, request, request.problem(figures, "free", figures.needs), runs)
     if check_until_over(figures, request, runs).over:
         return None
     return Found.of(figures, request, "free", runs, bound)

@@ -76,6 +76,7 @@ class OneSearch:
     answers: list[Found] = attrs.field(factory=list, init=False)
     bound: float = attrs.field(default=0.0, init=False)
     sends_otherwise: bool = attrs.field(default=False, init=False)
+    _relieved: list[Runs] = attrs.field(factory=list, init=False)
 
     @classmethod
     def run(
@@ -200,7 +201,10 @@ class OneSearch:
         start = self.nearest.runs if best is None else best.runs
         if start is None or (best is not None and (request.objective != "memory" or best.is_best)):
             return
-        runs = relieved(figures, request, first, start)
+        if any(start is each for each in self._relieved):  # that leads to the same again
+            return
+        runs, is_settled = relieved(figures, request, first, start)
+        self._relieved += [start, runs] if is_settled else [start]
         seen = check_until_over(figures, request, runs)
         if seen.over:
             self.nearest.look_at(runs, seen)

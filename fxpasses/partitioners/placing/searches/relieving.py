@@ -32,10 +32,11 @@ ALIVE, HELD = 40, 10
 """How many of the largest values that are alive, and of the units with the largest parameters, may go elsewhere."""
 
 
-def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem, start: Runs) -> Runs:
+def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem, start: Runs) -> tuple[Runs, bool]:
     """A placement whose fullest device holds less, or whose devices lack fewer bytes; the start if none was found.
 
-    Graphs of more than some 80,000 operators are left as they are, unless there is more time.
+    With whether all changes of it were tried. Graphs of more than some 80,000 operators are left as they are, unless
+    there is more time.
 
     Args:
         figures: The measured graph.
@@ -45,12 +46,13 @@ def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem,
     """
     trials = int(max(LEAST_SECONDS, request.time_budget) / seconds_of_trial(request, len(figures.nodes)))
     if trials < 1:
-        return start
+        return start, False
     tables = tables_of(problem)
     names = [device.name for device in request.topology.devices]
     relieving = _Relieving.of(figures, request, movable_units(tables, reduce_problem(problem, tables), names))
     home = {node: start.device_of[str(part)] for node, part in start.assignment.partition_of.items()}
-    return relieving.best(_Followed.of(figures, request, home, start), trials).runs
+    best, is_settled = relieving.best(_Followed.of(figures, request, home, start), trials)
+    return best.runs, is_settled
 
 
 @attrs.frozen(eq=False)
@@ -101,12 +103,12 @@ class _Relieving:
                 held[number[node]] += sum(constants.values())
         return cls(figures, request, units, number, held)
 
-    def best(self, best: _Followed, trials: int) -> _Followed:
-        """Where changes lead to that help, the first one each time; each trial follows one placement."""
+    def best(self, best: _Followed, trials: int) -> tuple[_Followed, bool]:
+        """Where changes lead to that help, the first one each time, and whether none is left; a trial follows one."""
         while True:
             for home in self._changes(best):
                 if trials <= 0:
-                    return best
+                    return best, False
                 trials -= 1
                 runs = runs_of(self.figures.graph_module, home, self.figures.dependencies)
                 found = _Followed.of(self.figures, self.request, home, runs)
@@ -114,7 +116,7 @@ class _Relieving:
                     best = found
                     break
             else:
-                return best
+                return best, True
 
     def _changes(self, best: _Followed) -> Iterator[dict[Node, str]]:
         """One unit after the other that weighs on the worst device goes to another one, the emptiest first."""

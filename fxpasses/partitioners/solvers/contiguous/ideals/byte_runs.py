@@ -6,19 +6,17 @@ Importing numba takes a fifth of a second, so this module is imported where it i
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers import compiling
 from fxpasses.partitioners.solvers.compiling import cached, inlined
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words
 from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["needed"]
 
-Bits = NDArray[np.uint64]
-
 
 @inlined
-def _first_between(held: Bits, holder: Bits) -> int:
+def _first_between(held: Words, holder: Words) -> int:
     """The first bit that the second row has and the first one has not; there is one."""
     for word in range(len(held)):
         bits = holder[word] & ~held[word]
@@ -38,9 +36,9 @@ def needed(
     keys: tuple[Floats, Floats],
     most: tuple[tuple[Floats, Floats], tuple[Floats, Floats]],
     live: Floats,
-    by_live: tuple[Bits, Bits],
+    by_live: tuple[Words, Words],
     numbers: tuple[Ints, Ints],
-    words: tuple[Bits, Bits],
+    words: tuple[Words, Words],
     classes: tuple[Floats, Floats],
     below: float,
     enough: float,
