@@ -74,6 +74,8 @@ SHARED = 0.5
 """The part of the time for the search where an integer program may follow, or what knows that links differ."""
 STOPS = 1000
 REFINING = 8
+ROUNDING = 1e-12
+"""What sums in another order may differ by: no more than that is left to prove of an answer."""
 LESS = 0.99
 """How much less the load has to become for cuts to be moved once more by as much."""
 
@@ -272,7 +274,8 @@ def _exact_answer(
     if proven < best.rank[0] * BETTER and States.count(search.classes) > FEW_STATES:
         _found, relaxed = smallest(attrs.evolve(search, classes=optimistic(search.classes)), bound, goal, budget)
         proven = max(proven, relaxed)
-    return best, min(proven / BETTER, best.rank[0])
+    reached = proven >= best.rank[0] * BETTER * (1 - ROUNDING)
+    return best, best.rank[0] if reached else proven / BETTER
 
 
 def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | None, float]:
