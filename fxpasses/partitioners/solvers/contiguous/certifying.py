@@ -29,6 +29,8 @@ __all__ = ["every_ideal", "smallest", "within"]
 
 FEW = 1250
 """Ideals under the goal up to which they need not be refined."""
+WAITING = 0.5
+"""The part of the seconds of the first annealings that refining takes before they are waited for."""
 NEXT = 0.4
 """Where the next threshold lies between what is proven and the goal: above the best value it takes much more."""
 ENOUGH, NEARER = 0.002, 0.0001
@@ -116,6 +118,7 @@ class _Gap:
     goal: float
     proven: float
     recombining: Recombining
+    has_recombined: bool = False
 
     @property
     def is_closed(self) -> bool:
@@ -127,10 +130,16 @@ class _Gap:
         """Whether more is left than what a default answer may be off."""
         return self.goal - self.proven > ENOUGH * self.proven
 
-    def recombine_first(self, seconds: float) -> None:
-        """Look at what the first short annealings came to; those of a round of some seconds begin."""
-        if self.best is not None and not self.is_closed:
-            self._take(self.recombining.put_first_together(self.best, seconds))
+    def recombine_first(self) -> None:
+        """Look once at what the first short annealings came to; those of the first round begin."""
+        if self.best is not None and not self.is_closed and not self.has_recombined:
+            self.has_recombined = True
+            self._take(self.recombining.put_first_together(self.best, self.seconds))
+
+    @property
+    def seconds(self) -> float:
+        """How long the first round may take."""
+        return min(RECOMBINING, self.search.problem.time_budget)
 
     def recombine(self, seconds: float) -> None:
         """Look for something better by short annealings, from the best answer."""
@@ -183,10 +192,16 @@ class _Gap:
             self.goal = self.best.by_value() * BETTER
         self.proven = max(self.proven, min(self.goal, refined.below))
 
-    def _look(self, steps: float) -> None:
-        """Let annealings begin where refining has taken long."""
+    def _look(self, steps: float) -> float:
+        """Let annealings begin where refining has taken long, and wait for the first of them where it takes longer.
+
+        What they find is mostly so much better that far fewer ideals are left to refine.
+        """
         if steps > SLOW and self.best is not None:
             self.recombining.begin(self.best)
+        if steps > STEPS_A_SECOND * WAITING * self.recombining.first_seconds and self.is_wide:
+            self.recombine_first()
+        return self.goal
 
 
 def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
@@ -226,8 +241,8 @@ def _improve(gap: _Gap, steps: float) -> None:
     """
     if is_long(gap.search.units) or gap.recombining.is_idle:
         return
-    seconds, goal = min(RECOMBINING, gap.search.problem.time_budget), gap.goal
-    gap.recombine_first(seconds)
+    seconds, goal = gap.seconds, gap.goal
+    gap.recombine_first()
     if gap.search.has_many_states:
         gap.recombine(max(seconds, PART * steps / STEPS_A_SECOND))
     else:

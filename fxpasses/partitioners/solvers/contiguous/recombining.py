@@ -120,6 +120,12 @@ class Recombining:
         """Whether the budget reaches for any of that."""
         return not self.is_idle and PipelineAnnealer.takes(self._search)
 
+    @property
+    def first_seconds(self) -> float:
+        """Seconds of one core that the first annealings take."""
+        seconds = THROUGH_ORDERS if self._goes_through_orders else FIRST
+        return seconds * min(1.0, self._search.problem.time_budget)
+
     def begin(self, start: Answer, others: Callable[[], list[Answer]] = list) -> None:
         """Let the first annealings begin from an answer, beside what else is done, unless they have.
 
@@ -129,9 +135,9 @@ class Recombining:
             return
         decides = self._annealer.without_transfers > COMPUTE * start.rank[0]
         self._goes_through_orders = decides and self._annealer.orders > MANY_ORDERS
-        seconds, stages = (THROUGH_ORDERS, STAGES[2:]) if self._goes_through_orders else (FIRST, STAGES[1:])
-        self._round, share = _Round({start.rank: start}, list(stages)), min(1.0, self._search.problem.time_budget)
-        self._run(self._runs(STAGES[0], self._starts(start, others), seconds * share))
+        stages = STAGES[2:] if self._goes_through_orders else STAGES[1:]
+        self._round = _Round({start.rank: start}, list(stages))
+        self._run(self._runs(STAGES[0], self._starts(start, others), self.first_seconds))
 
     def _starts(self, start: Answer, others: Callable[[], list[Answer]]) -> list[Callable[[], Answer]]:
         """Where the first annealings start: an answer, others that are found beside, and ones with changed places."""

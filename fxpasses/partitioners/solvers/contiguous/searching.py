@@ -174,12 +174,12 @@ class Search:
         steps: float,
         limit: int,
         least: float = math.inf,
-        look: Callable[[float], None] | None = None,
+        look: Callable[[float], float] | None = None,
     ) -> Refined:
         """All ideals at which a pipeline under a threshold may be cut, found from a coarse problem on.
 
         Where the steps do not reach, the threshold is lowered, but not to ``least``. ``look`` is told the steps that it
-        took, from time to time.
+        took, from time to time, and tells a lower threshold where something better was found.
         """
         refined = self._refining.ideals(self._payment, below, steps, limit, least, look)
         self.account.spent += refined.steps

@@ -61,13 +61,15 @@ PREFIXES = 10_000
 FEWEST = 6
 LEAST_AT_ONCE = STEPS_A_SECOND / 2
 """The steps that are left at least for the question whether anything fits along all orders."""
-FIRST_STEPS, CROSSED_STEPS = STEPS_A_SECOND / 6, STEPS_A_SECOND / 4
+FIRST_STEPS, CROSSED_STEPS, AROUND_STEPS = STEPS_A_SECOND / 6, STEPS_A_SECOND / 4, STEPS_A_SECOND / 10
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
 """Seconds of time_budget from which on a bound is asked for that ignores the bytes of leaves."""
 FEW_UNITS = 120
 """Units up to which it is asked for in any case."""
+LIGHT, LIGHT_AT_ONCE = 0.5, 0.3
+"""The part of time_budget for it, and where it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
 SHARED = 0.5
@@ -179,7 +181,7 @@ def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer |
         return tight_answer(search)
     if best.rank[0] <= bound:
         return best
-    return _crossed(search, best) if search.has_many_states else improved(search, best, account.within(STEPS_A_SECOND))
+    return _crossed(search, best) if search.has_many_states else improved(search, best, account.within(AROUND_STEPS))
 
 
 def _crossed(search: Search, best: Answer) -> Answer:
@@ -299,7 +301,8 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     relaxed = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     is_worth_it = bool(passed) or problem.time_budget >= MUCH_TIME
     with Recombining(relaxed, is_idle=not is_worth_it) as beside:
-        found, proven = smallest(relaxed, bound, goal, problem.time_budget / 2, recombining=beside)
+        share = LIGHT if is_worth_it else LIGHT_AT_ONCE
+        found, proven = smallest(relaxed, bound, goal, share * problem.time_budget, recombining=beside)
     return None if found is None else _settled(search, found, passed), max(bound, min(proven, goal))
 
 

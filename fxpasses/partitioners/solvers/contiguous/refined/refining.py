@@ -180,18 +180,19 @@ class Refining:
         steps: float,
         limit: int,
         least: float,
-        look: Callable[[float], None] | None = None,
+        look: Callable[[float], float] | None = None,
     ) -> Refined:
         """All ideals that a pipeline under a threshold may be cut at, and perhaps some more.
 
         ``pays`` is what devices pay under a threshold. Where the steps do not reach, it is lowered, but not to
-        ``least``, and a core is asked again that did not take much. ``look`` is told the steps taken before each core.
+        ``least``, and a core is asked again that did not take much. ``look`` is told the steps taken before each core,
+        and tells the threshold: a lower one where something better was found meanwhile.
         """
         level, asked = self._split(self._row(), GROWTH), list[_Asked]()
         taken, most, kept, is_lowered = 0.0, steps, 1.0, False
         while True:
             if look is not None:
-                look(taken)
+                below = min(below, look(taken))
             found, reach = None, REACH if is_lowered else 1.0
             expected, left = self._expected(asked, level), reach * (most - taken)
             is_vain = least < below and _is_vain(asked, level, expected, left, is_lowered)
