@@ -12,9 +12,11 @@ import pytest
 from fuzz import examples
 from random_placements import every_placement, random_problem
 
+from benchmarks.placement_problems import recurrent
+from benchmarks.placement_workloads import DEVICES, mixed
 from fxpasses.devices import Device, Link
 from fxpasses.partitioners import PlacementProblem, solve_placement
-from fxpasses.partitioners.solvers.contiguous import solving
+from fxpasses.partitioners.solvers.contiguous import proving, solving
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, least_load
 from fxpasses.partitioners.solvers.proofs.ordering import add_order
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
@@ -84,3 +86,17 @@ def test_tables_that_one_node_reads_have_a_certificate(
 
     monkeypatch.setattr(solving, "proven_small", lambda _search, best, bound: (best, bound))
     assert not solve_placement(problem).is_optimal
+
+
+def test_what_is_proven_up_to_rounding_is_not_proven_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of cells: sums in two orders differ in the last bit, and an integer program would go on for 20 seconds."""
+
+    def asked(*_given: object, **_options: object) -> None:
+        raise AssertionError("an integer program was asked")
+
+    monkeypatch.setattr(proving, "least_load", asked)
+    speeds, memory = DEVICES["4 of two kinds, tight"]
+
+    solution = solve_placement(mixed(recurrent(5, 20), speeds, memory=memory, time_budget=5.0))
+
+    assert solution.objective_value == solution.bound

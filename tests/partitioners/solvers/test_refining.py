@@ -13,7 +13,7 @@ from fuzz import examples
 from random_placements import EveryPlacement, assert_solved_as_by_brute_force, every_placement, sending_problem
 
 from benchmarks.placement_problems import recurrent
-from benchmarks.placement_workloads import mixed
+from benchmarks.placement_workloads import DEVICES, mixed, shuffled, translation
 from fxpasses.devices import Device, Link, fake_devices
 from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, placement_problem, solve_placement
@@ -224,7 +224,11 @@ def test_cores_that_grow_fast_lower_the_threshold_before_they_take_all_steps() -
     goal = 1.01 * solve_placement(problem).objective_value
     taken = list[float]()
 
-    few = search.refined(goal, 0.7 * STEPS_A_SECOND, 100_000, 0.9 * goal, taken.append)
+    def look(steps: float) -> float:
+        taken.append(steps)
+        return goal
+
+    few = search.refined(goal, 0.7 * STEPS_A_SECOND, 100_000, 0.9 * goal, look)
     all_steps = search.refined(goal, 0.7 * STEPS_A_SECOND, 100_000)
 
     assert few.below < goal
@@ -235,6 +239,44 @@ def test_cores_that_grow_fast_lower_the_threshold_before_they_take_all_steps() -
     assert taken == sorted(taken)
     assert taken[-1] <= few.steps
     assert min(after - before for before, after in itertools.pairwise(taken) if after > before) >= refining.CORE
+
+
+def test_a_better_answer_lowers_the_threshold_while_ideals_are_refined() -> None:
+    """What is left then is what the lower threshold leaves from the beginning on, or a little more, in fewer steps."""
+    problem = mixed(recurrent(6, 12), (1.0,) * 6)
+    search, optimum = search_of(problem), solve_placement(problem).objective_value
+    goal, lower = 1.03 * optimum, 1.002 * optimum
+    enough = search.refined(goal, math.inf, 100_000)
+    looked = list[float]()
+
+    def look(steps: float) -> float:
+        looked.append(steps)
+        return lower if steps > 0.1 * enough.steps else goal
+
+    lowered, plain = search.refined(goal, math.inf, 100_000, goal, look), search.refined(lower, math.inf, 100_000)
+
+    assert looked[0] == 0.0
+    assert lowered.below == lower
+    assert lowered.steps < enough.steps / 2
+    assert enough.words is not None
+    assert lowered.words is not None
+    assert plain.words is not None
+    left = set(map(tuple, lowered.words.tolist()))
+    assert set(map(tuple, plain.words.tolist())) <= left < set(map(tuple, enough.words.tolist()))
+
+
+@pytest.mark.parametrize("seed", [12, 13])
+def test_short_annealings_are_waited_for_while_many_ideals_are_refined(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GNMT with other costs: the first answer is up to 2 % above what these find, and refining it takes too long."""
+    speeds, _memory = DEVICES["8 different"]
+    problem = mixed(shuffled(translation(4, steps=6), seed), speeds)
+
+    assert solve_placement(problem).is_optimal
+
+    monkeypatch.setattr(certifying, "WAITING", math.inf)
+    assert not solve_placement(problem).is_optimal
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_GRAPHS // 2))

@@ -200,6 +200,8 @@ class Recombining:
         before = self._search.account.spent
         best = _put_together(self._search, own.found, NEAR if own.stages else NEAREST)
         if length < LITTLE and self._search.account.spent - before > LONG:
+            if not own.stages:  # this was the last and longest question, which those beside it would put again
+                self._annealings = []
             own.stages.clear()
         return best
 
