@@ -195,11 +195,13 @@ class _Gap:
     def _look(self, steps: float) -> float:
         """Let annealings begin where refining has taken long, and wait for the first of them where it takes longer.
 
-        What they find is mostly so much better that far fewer ideals are left to refine.
+        What they find is mostly so much better that far fewer ideals are left to refine. In long graphs it takes longer
+        to put that together than to refine.
         """
         if steps > SLOW and self.best is not None:
             self.recombining.begin(self.best)
-        if steps > STEPS_A_SECOND * WAITING * self.recombining.first_seconds and self.is_wide:
+        is_slow = steps > STEPS_A_SECOND * WAITING * self.recombining.first_seconds
+        if is_slow and self.is_wide and not is_long(self.search.units):
             self.recombine_first()
         return self.goal
 

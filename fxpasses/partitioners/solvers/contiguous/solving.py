@@ -62,6 +62,7 @@ FEWEST = 6
 LEAST_AT_ONCE = STEPS_A_SECOND / 2
 """The steps that are left at least for the question whether anything fits along all orders."""
 FIRST_STEPS, CROSSED_STEPS, AROUND_STEPS = STEPS_A_SECOND / 6, STEPS_A_SECOND / 4, STEPS_A_SECOND / 10
+"""What it may take to cut more orders, what two of them make together, and to look around the cuts at the end."""
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
@@ -69,7 +70,7 @@ MUCH_TIME = 5.0
 FEW_UNITS = 120
 """Units up to which it is asked for in any case."""
 LIGHT, LIGHT_AT_ONCE = 0.5, 0.3
-"""The part of time_budget for it, and where it is asked for in any case."""
+"""The part of time_budget for that bound where it is mostly worth it, and where it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
 SHARED = 0.5
