@@ -175,6 +175,8 @@ class Recombining:
                 best = self._advance(own, best, length)
             self._round = None
             found |= own.found
+            if length < LITTLE:  # what is left of that is not enough for another round
+                break
         if best.rank[0] > bound and seconds > MUCH * ROUND:
             last = _Round(found, [STAGES[-1]])
             self._begin_next(last, ROUND)
