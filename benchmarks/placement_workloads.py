@@ -175,8 +175,9 @@ def shuffled(graph: Graph, seed: int, spread: float = 4.0) -> Graph:
     draw, other = random.Random(seed), graph.copy()
     for _node, facts in other.nodes(data=True):
         for key in ("seconds", "output_bytes", "kept_bytes"):
-            facts[key] *= spread ** draw.uniform(-1, 1)
-        facts["kept_bytes"], facts["output_bytes"] = int(facts["kept_bytes"]), int(facts["output_bytes"])
+            if key in facts:  # what runs backward keeps nothing of its own
+                scaled = facts[key] * spread ** draw.uniform(-1, 1)
+                facts[key] = scaled if key == "seconds" else int(scaled)
     return other
 
 
