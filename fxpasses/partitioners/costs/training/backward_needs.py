@@ -86,6 +86,8 @@ class BackwardNeeds:
 
     Args:
         saved: For each node the nodes whose storage it keeps for its backward: its inputs, itself, or older bases.
+        held_to_end: Of these, for each node, those whose storage its function holds itself, as long as it is there: to
+            the end of the step. A custom operator's ``ctx`` may; a branch holds its operands.
         saved_tangents: For each node those whose tangents it keeps for its backward.
         extra: For each node the bytes that it keeps besides: masks, statistics, converted copies.
         differentiable: The nodes whose value gets a gradient.
@@ -111,3 +113,4 @@ class BackwardNeeds:
     beside_sums: Mapping[Node, int] = attrs.field(factory=dict)
     saved_tangents: Mapping[Node, tuple[Node, ...]] = attrs.field(factory=dict)
     cut_off: Mapping[Node, CutOff] = attrs.field(factory=dict)
+    held_to_end: Mapping[Node, tuple[Node, ...]] = attrs.field(factory=dict)

@@ -114,4 +114,5 @@ def _of(needs: BackwardNeeds, node_of: Mapping[Node, Node]) -> BackwardNeeds:
         keyed(needs.beside_sums),
         {node_of[node]: all_of(owners) for node, owners in needs.saved_tangents.items()},
         {node_of[node]: CutOff(all_of(cut.saved), all_of(cut.holders)) for node, cut in needs.cut_off.items()},
+        {node_of[node]: all_of(owners) for node, owners in needs.held_to_end.items()},
     )

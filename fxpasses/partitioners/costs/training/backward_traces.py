@@ -83,6 +83,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
         cut_off = forward.cut_off()
         for node in cut_off:
             forward.differentiable.pop(node, None)
+            forward.held_to_end.pop(node, None)
         backward = _Backward(forward)
         try:
             backward.run()
@@ -111,6 +112,10 @@ def _needs(
 ) -> BackwardNeeds:
     """``beside`` is what a backward needs besides, by the names under which it is kept."""
     saved = {node: tuple(dict.fromkeys(map(forward.owner.__getitem__, keys))) for node, keys in forward.saved.items()}
+    held = {
+        node: tuple(dict.fromkeys(forward.owner[key] for key in keys if key in forward.owner))
+        for node, keys in forward.held_to_end.items()
+    }
     extra = {node: sum(size for _, size in kept.values()) for node, kept in forward.extra.items()}
     return BackwardNeeds(
         {node: owners for node, owners in saved.items() if node not in cut_off},
@@ -121,6 +126,7 @@ def _needs(
         trained=trained,
         inside_on_cpu=forward.inside_on_cpu,
         saved_tangents={node: tuple(owners) for node, owners in forward.saved_tangents.items()},
+        held_to_end=held,
         cut_off={node: CutOff(saved.get(node, ()), tuple(holders)) for node, holders in cut_off.items()},
         **beside,
     )
@@ -130,7 +136,11 @@ def _of_each_value(forward: ForwardTrace, cut_off: Mapping[Node, Collection[Node
     """One gradient for each value: from the backward of its last user to that of its maker."""
     place = {node: at for at, node in enumerate(forward.graph.nodes)}
     trained: dict[Node, Node] = {}
-    stays = [Stay(size, node, "forward", node) for node, kept in forward.extra.items() for _, size in kept.values()]
+    stays = [
+        Stay(size, node, "forward", None if key in forward.held_to_end.get(node, ()) else node)
+        for node, kept in forward.extra.items()
+        for key, (_, size) in kept.items()
+    ]
     for node in forward.differentiable:
         users = dict.fromkeys(user for user in node.users if user in forward.differentiable)
         if users and (size := value_bytes(node)):
@@ -188,9 +198,9 @@ class _Backward(FollowedStorages):  # type: ignore[no-untyped-call]  # torch doe
             if results:
                 torch.autograd.backward([result for result, _ in results], given)
             self.forget_gone()  # what the last operator made and nobody has kept
-        for stay in self.stays:
-            if stay.begin == "forward" and stay.last is None:  # saved for a backward that nobody asked for
-                stay.last = stay.made_by
+        for key, stay in self._staying.items():
+            if stay.begin == "forward" and key not in self.forward.held_to_end.get(stay.made_by, ()):
+                stay.last = stay.made_by  # saved for a backward that nobody asked for
 
     def beside(self) -> dict[str, dict[Node, int]]:
         """What there was beside what stays, in the order in which the backwards ran: that of the graph reversed.

@@ -58,6 +58,7 @@ class ForwardTrace(Interpreter):
         self.owner: dict[int, Node] = {}  # by storage: the first node whose value is in it, and in nothing else
         self.kept: list[Any] = []  # values stay, so that no storage gets the address of another
         self.saved: dict[Node, dict[int, None]] = {}  # storages that have an owner
+        self.held_to_end: dict[Node, dict[int, None]] = {}  # storages, as long as the node's function is there
         self.tangent_of: dict[int, Node] = {}  # by storage: the first node whose value has its tangent in it
         self.saved_tangents: dict[Node, dict[Node, None]] = {}  # by whose tangents are saved
         self.extra: dict[Node, dict[int, tuple[StorageWeakRef, int]]] = {}
@@ -94,7 +95,7 @@ class ForwardTrace(Interpreter):
         for saved in (reference() for reference in packed):
             if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
                 for tensor in _parts(n, saved.tensor):
-                    self._note(n, tensor)
+                    self._note(n, tensor, to_end=n.target is BRANCHING)
         if n in self.differentiable:
             self._note_without_hooks(n, tensors)
         self._note_functions(n, tensors)
@@ -135,8 +136,10 @@ class ForwardTrace(Interpreter):
         self.followed.need(scratch_bytes(n.target, args, example))
         return example
 
-    def _note(self, n: Node, tensor: Tensor) -> None:
+    def _note(self, n: Node, tensor: Tensor, *, to_end: bool = False) -> None:
         storage = tensor.untyped_storage()
+        if to_end:
+            self.held_to_end.setdefault(n, {})[storage._cdata] = None
         if storage._cdata in self.owner:
             self.saved.setdefault(n, {})[storage._cdata] = None
         elif storage._cdata in self.tangent_of:
@@ -151,7 +154,7 @@ class ForwardTrace(Interpreter):
         else:
             operands = n.args[:1] if n.target is BRANCHING else ()  # its condition
         for tensor in tensors_in(self.map_nodes_to_values(operands, n)):
-            self._note(n, tensor)
+            self._note(n, tensor, to_end=n.target is BRANCHING)
         if getattr(n.target, "_name", "") == _SCANNING:
             self._note_held(n, tensors)
 
@@ -176,6 +179,9 @@ class ForwardTrace(Interpreter):
                 self.made_by[function] = n
                 for number in _parts(n, getattr(function, "_saved_other", None)):
                     self._note(n, number)  # one that is made a tensor is saved without the hooks
+                for tensor in _in_context(function):
+                    for part in _parts(n, tensor):
+                        self._note(n, part, to_end=True)
                 found += [before for before, _ in function.next_functions]
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -302,6 +308,11 @@ def _parts(node: Node, value: Any) -> list[Tensor]:
     if not tangent_levels(node):
         return [without_levels(tensor) for tensor in tensors_in(value)]
     return [part for tensor in tensors_in(value) for part in parts_of(tensor)]
+
+
+def _in_context(function: Any) -> list[Tensor]:
+    """What the ``ctx`` of a function that is written in Python holds without ``save_for_backward``."""
+    return [tensor for held in getattr(function, "__dict__", {}).values() for tensor in tensors_in(held)]
 
 
 def _asks_data(node: Node) -> bool:

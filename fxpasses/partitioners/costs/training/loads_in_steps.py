@@ -14,7 +14,7 @@ import attrs
 from torch.fx import Node
 
 from fxpasses.effects import EffectAnalysis
-from fxpasses.partitioners.costs.training.forward_traces import BRANCHING, traces_its_body
+from fxpasses.partitioners.costs.training.forward_traces import traces_its_body
 from fxpasses.partitioners.costs.training.training_course import StepLife, TrainingCourse
 
 __all__ = ["StepLoads"]
@@ -53,13 +53,16 @@ class StepLoads:
         end = len(course.schedule)
         for position, node in enumerate(course.forward):
             home, backward = course.home[node], end - 1 - position
-            state = [owner for owner in course.saved.get(node, ()) if owner.op == "get_attr"]
-            for storages in dict.fromkeys(map(effects.storages, state)):
-                if not traces_its_body(node) or node.target is BRANCHING:  # a scan keeps its operands without asking
+            state, held = (
+                dict.fromkeys(effects.storages(owner) for owner in owners.get(node, ()) if owner.op == "get_attr")
+                for owners in (course.saved, course.held_to_end)
+            )
+            for storages in state:
+                is_kept = storages not in held and traces_its_body(node)  # a scan keeps its operands without asking
+                if not is_kept:
                     reads[home].setdefault(storages, []).append(backward)
-                if traces_its_body(node):
-                    until = end if node.target is BRANCHING else backward
-                    keeps[home].setdefault(storages, []).append((position, until))
+                if is_kept or storages in held:
+                    keeps[home].setdefault(storages, []).append((position, backward if is_kept else end))
         return cls(course, gradients, spared, reads, keeps)
 
     def times_again(self, device: str, storages: tuple[int, ...], first: int, last: int) -> int:

@@ -154,6 +154,7 @@ class TrainingCourse(MemoryCourse):
         trained: On each device the bytes of each parameter that has a gradient there, by its storages.
         stepped: Of these the parameters that live there; the others are copies, which no optimizer sees.
         saved: For each node the nodes whose storage it keeps for its backward.
+        held_to_end: Of these, for each node, those that its function holds to the end of the step.
         home: The device of each node.
     """
 
@@ -161,6 +162,7 @@ class TrainingCourse(MemoryCourse):
     trained: Mapping[str, Mapping[tuple[int, ...], int]] = attrs.field(factory=dict, kw_only=True)
     stepped: Mapping[str, Mapping[tuple[int, ...], int]] = attrs.field(factory=dict, kw_only=True)
     saved: Mapping[Node, Sequence[Node]] = attrs.field(factory=dict, kw_only=True)
+    held_to_end: Mapping[Node, Sequence[Node]] = attrs.field(factory=dict, kw_only=True)
     home: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
 
     @property

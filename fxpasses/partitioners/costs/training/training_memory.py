@@ -30,7 +30,7 @@ from fxpasses.partitioners.costs.training.backward_needs import BackwardNeeds, S
 from fxpasses.partitioners.costs.training.backward_orders import needs_in_order
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.costs.training.crossing_gradients import CrossingGradients, Lying
-from fxpasses.partitioners.costs.training.forward_traces import BRANCHING, LOOPING
+from fxpasses.partitioners.costs.training.forward_traces import LOOPING
 from fxpasses.partitioners.costs.training.training_course import Kind, StepLife, Training, TrainingCourse
 
 __all__ = ["follow_training", "predict_training_memory"]
@@ -96,6 +96,7 @@ def follow_training(
         trained=step.trained(),
         stepped=stepped,
         saved=needs.saved,
+        held_to_end=needs.held_to_end,
         home=home,
     )
 
@@ -167,7 +168,8 @@ class _Step:
 
         for node, owners in self.needs.saved.items():
             if device := self.home.get(node):
-                keep(device, self._places(node, owners, device), self._saved_until(node))
+                keep(device, self._places(node, owners, device), self.backward(node))
+                keep(device, self._places(node, self.needs.held_to_end.get(node, ()), device), self.end)
         for node, cut in self.needs.cut_off.items():
             if device := self.home.get(node):
                 keep(device, self._places(node, cut.saved, device), self._cut_off_until[node])
@@ -176,10 +178,6 @@ class _Step:
                 tangents = (each for owner in owners for tangent in self.tangents[owner].values() for each in tangent)
                 keep(device, tangents, self.backward(node))
         return found
-
-    def _saved_until(self, node: Node) -> int:
-        """Its backward; what branches are given stays as long as what comes of them, whose function holds it."""
-        return self.end if node.target is BRANCHING else self.backward(node)
 
     @cached_property
     def _cut_off_until(self) -> Mapping[Node, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,33 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "its own weight beside what it gives": lambda: (Handing(), (torch.randn(64, 32),)),
     "its own weight beside what a copy gives": lambda: (Handing(detached=True), (torch.randn(64, 32),)),
     "a loop without gradients": calling(lambda x: looped(x.detach()) * x),
+    "a context that keeps what it is given": calling(lambda x: in_context(x.tanh().cumsum(0), x.exp() > 1).exp()),
+    "a context after which more is made": calling(lambda x: in_context(x.softmax(-1).double().cumsum(0), x > 0)),
+    "a context of a teacher": calling(lambda x: in_context(x.exp(), x > 0).detach().exp() * x.cumsum(0)),
 }
+
+
+@torch.library.custom_op("fxpasses_tests::in_context", mutates_args=())
+def in_context(x: Tensor, chosen: Tensor) -> Tensor:
+    """Holds tensors as ``ctx.anything``: autograd does not know of them, and its functions stay to the end of a step.
+
+    So does the product of experts in transformers, with its offsets.
+    """
+    return torch.where(chosen, x, -x)
+
+
+def _keep_in_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.chosen, ctx.others = inputs[1], {"made": [inputs[0] * 3]}
+
+
+def _backward_of_context(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    (made,), (other,) = ctx.saved_tensors, ctx.others["made"]
+    return torch.where(ctx.chosen, gradient, made) * other, None
+
+
+in_context.register_fake(lambda x, _: torch.empty_like(x))
+in_context.register_autograd(_backward_of_context, setup_context=_keep_in_context)
 
 
 def halved(x: Tensor) -> Tensor:
