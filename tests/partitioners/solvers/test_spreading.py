@@ -32,6 +32,11 @@ def line(count: int, devices: dict[str, tuple[float, int | None]], **options: An
 
 def spread_cuts(problem: PlacementProblem, cuts: list[int]) -> list[int]:
     """Where devices stop by ``spread`` that stop at some places in an answer."""
+    return spread_from(problem, cuts)[0].tolist()
+
+
+def spread_from(problem: PlacementProblem, cuts: list[int], likely: float = 0.0) -> tuple[Ints, float]:
+    """The same, with the largest threshold that is too low."""
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
@@ -39,7 +44,7 @@ def spread_cuts(problem: PlacementProblem, cuts: list[int]) -> list[int]:
     runs = [(device, tuple(range(a, b))) for device, (a, b) in enumerate(zip(begins, cuts, strict=True))]
     answer = Answer.of(search, Pipeline(tuple(runs), math.inf))
     order: Ints = np.arange(units.size)
-    return spread(search, answer, order, np.array(cuts), 0.0).tolist()
+    return spread(search, answer, order, np.array(cuts), 0.0, likely)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +84,17 @@ def test_cuts_lie_where_little_is_sent(seed: int) -> None:
         facts.update(kept_bytes=int(draw.integers(20)), output_seconds=float(draw.choice([0.01, 2.0])))
     tables, goal = tables_of(problem), value_of(problem, [2, 4, 6, count])
 
-    cuts = spread_cuts(problem, [2, 4, 6, count])
-
     ways = [(*ends, count) for ends in itertools.combinations(range(1, count), 3)]
     best = min(value_of(problem, way) for way in ways if fits(tables, way))
-    assert 4 == len(cuts)
-    assert fits(tables, cuts)
-    assert best <= value_of(problem, cuts) <= best + goal / 2**HALVINGS
+    for likely in (0.0, 0.2 * best, 0.999 * best, 1.001 * best, goal, 2 * goal):  # whether or not it is too low
+        cuts, too_low = spread_from(problem, [2, 4, 6, count], likely)
+
+        assert 4 == len(cuts)
+        assert fits(tables, cuts.tolist())
+        assert best <= value_of(problem, cuts.tolist()) <= best + goal / 2 ** (HALVINGS - 1)
+        assert too_low < best
+        if likely == 0.999 * best:  # little is left to look at
+            assert 0.999 * best <= too_low
 
 
 def value_of(problem: PlacementProblem, cuts: Sequence[int]) -> float:

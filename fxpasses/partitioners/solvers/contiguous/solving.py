@@ -233,13 +233,13 @@ def _long_answer(search: Search, bound: float) -> Answer | None:
 
 
 def _refined(search: Search, best: Answer, order: Ints, cuts: Ints, bound: float) -> Answer:
-    weight, share = search.prices.weight, 1.0 / STOPS
+    weight, share, too_low = search.prices.weight, 1.0 / STOPS, bound
     while share * search.units.size > 1:
         share, before = share / REFINING, math.inf
         while best.rank[0] < before * LESS:
             before = best.rank[0]
-            there = np.concatenate([cuts, spread(search, best, order, cuts, bound)])
-            stops = stops_near(order, there, weight, share, REFINING)
+            there, too_low = spread(search, best, order, cuts, bound, too_low)
+            stops = stops_near(order, np.concatenate([cuts, there]), weight, share, REFINING)
             fine = search.contracted(order, stops)
             pipeline = fine.run(prefixes([range(fine.units.size)]), best.goal(search)).pipeline
             found = best if pipeline is None else Answer.of(fine, pipeline)

@@ -13,6 +13,7 @@ import math
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.ideals.stops import open_along
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
@@ -24,7 +25,9 @@ HALVINGS = 8
 """How often the thresholds between which the best one lies are halved."""
 
 
-def spread(search: Search, answer: Answer, order: Ints, cuts: Ints, bound: float) -> Ints:
+def spread(
+    search: Search, answer: Answer, order: Ints, cuts: Ints, bound: float, likely: float = 0.0
+) -> tuple[Ints, float]:
     """After how many units of the order devices would stop, if all but units and cuts cost what it does in the answer.
 
     Args:
@@ -33,20 +36,23 @@ def spread(search: Search, answer: Answer, order: Ints, cuts: Ints, bound: float
         order: The units, ``(m,)``.
         cuts: After how many units of the order each device of the answer stops, ``(d,)``.
         bound: Thresholds are looked at between it and the value of the answer.
+        likely: A threshold that is likely to be too low: it is looked at first.
 
     Returns:
-        Up to ``d`` places, sorted. Time O(m × classes + d × places where a device can stop).
+        Up to ``d`` places, sorted, and the largest threshold that is too low. Time O(m × classes + d × places where a
+        device can stop).
     """
     runs = _Runs.of(search, answer, order, cuts)
     low, high, found = bound, answer.goal(search), cuts
     if math.isinf(high):
         ends = runs.under(high)
-        return cuts if ends is None else ends
+        return cuts if ends is None else ends, bound
+    threshold = likely if low < likely < high else (low + high) / 2
     for _halving in range(HALVINGS):
-        middle = (low + high) / 2
-        ends = runs.under(middle)
-        low, high, found = (middle, high, found) if ends is None else (low, middle, ends)
-    return found
+        ends = runs.under(threshold)
+        low, high, found = (threshold, high, found) if ends is None else (low, threshold, ends)
+        threshold = (low + high) / 2
+    return found, low
 
 
 @attrs.frozen
@@ -93,7 +99,24 @@ class _Run:
         """From which to before which of some places the device can begin to stop at others."""
         size = self.kept[places] - (self.memory - self.beside[1])
         first = np.maximum(np.searchsorted(self.kept, size), self.banned[places])
-        return np.searchsorted(begins, first), np.searchsorted(begins, places)
+        start = int(begins[0])
+        ranks = np.append(0, np.cumsum(_flags(begins)))
+        found_first, found_after = (ranks[np.clip(each - start, 0, len(ranks) - 1)] for each in (first, places))
+        return found_first, found_after
+
+
+def _flags(places: Ints) -> NDArray[np.bool_]:
+    """Which are some places, from the first of them to the last."""
+    first = places.min()
+    flags = np.zeros(places.max() - first + 1, dtype=np.bool_)
+    flags[places - first] = True
+    return flags
+
+
+def _joined(some: Ints, others: Ints) -> Ints:
+    """Places that are in either, sorted. Time O(places between the first and the last)."""
+    both: Ints = np.concatenate([some, others])
+    return both.min() + np.flatnonzero(_flags(both)) if both.size else both
 
 
 def largest(values: Floats, first: Ints, after: Ints) -> Floats:
@@ -123,11 +146,14 @@ class _Runs:
         figures, units = evaluate(search.tables, answer.device_of), search.units
         kept = np.append(0.0, np.cumsum(units.kept[order]))
         by_bytes = search.problem.objective == "memory"
-        kinds = []
+        kinds, opened = [], dict[bytes, Floats]()
         for group in search.classes:
             load = kept if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
             share = 0.0 if by_bytes else 1.0
-            entering, leaving = (open_along(order, units, share * each) for each in (group.entering, group.leaving))
+            for costs in (group.entering, group.leaving):  # the same for devices that differ in memory only
+                if costs.tobytes() not in opened:
+                    opened[costs.tobytes()] = open_along(order, units, share * costs)
+            entering, leaving = (opened[costs.tobytes()] for costs in (group.entering, group.leaving))
             behind = np.append(0, np.where(group.banned[order], np.arange(1, len(order) + 1), 0))
             kinds.append((load, load - entering, load + leaving, np.maximum.accumulate(behind)))
         kind_of = {device: kind for kind, group in enumerate(search.classes) for device in group.devices}
@@ -154,7 +180,7 @@ class _Runs:
         for device, place in zip(self.devices, reversed(least), strict=True):
             before = reached[-1]
             ends = device.ends(before, place, threshold)
-            reached.append(np.union1d(ends, before[before >= place]))
+            reached.append(_joined(ends, before[np.searchsorted(before, place) :]))
             if not reached[-1].size:
                 return None
         return self._back(reached)
