@@ -28,6 +28,7 @@ from fxpasses.effects.aliasing import storage_key
 from fxpasses.errors import InputError
 from fxpasses.lowering.own_buffers import in_storage
 from fxpasses.programs.calling_convention import keep_conditions
+from fxpasses.programs.input_sources import flat_conditions
 from fxpasses.programs.saving import to_file
 
 __all__ = ["Record", "is_plain", "save_flat", "structure_from_json", "structure_to_json", "with_structure"]
@@ -206,7 +207,7 @@ def save_flat(
     outputs = spec.out_spec if is_plain(spec.out_spec) else _flat(spec.out_spec)
     plain = _structured(program, inputs, outputs, replaced=replaced)
     if inputs is not spec.in_spec:
-        plain._example_inputs = None
+        plain._example_inputs, plain._guards_code = None, flat_conditions(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         to_file(plain, file if isinstance(file, BytesIO) else str(file))

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from fxpasses.errors import InputError, also_as
+from fxpasses.programs.input_sources import InputSources, forward_names
 from fxpasses.wording import counted, listed
 
 __all__ = ["InputContract", "in_order"]
@@ -30,10 +31,8 @@ _MISFIT = also_as(InputError, TypeError())
 """Too many, too few, unknown or otherwise nested arguments are a TypeError, as of any function."""
 _OTHER = also_as(InputError, RuntimeError())
 """Shapes, types, sizes and constants that were not captured are a RuntimeError, as of torch's unflattened modules."""
-_SOURCE = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?")
-"""How torch writes an input in the conditions of a program; ``flat_args`` are all of them, flattened."""
 _FUNCTIONS = {"math": math, "torch": torch}
-_KNOWN = {*_FUNCTIONS, "given", "flat", "max", "min", "abs", "int", "float", "round", "pow"}
+_KNOWN = {*_FUNCTIONS, "flat", "max", "min", "abs", "int", "float", "round", "pow"}
 """What these conditions may call, and may name."""
 _TORCHS_OWN = re.compile(r"sym_\w+")
 """The functions of torch among them."""
@@ -57,37 +56,24 @@ class _Derived:
 
 @attrs.frozen(eq=False)
 class _Relation:
-    """A condition on sizes under which the graph was captured: in words, and whether it holds for inputs."""
+    """A condition on sizes under which the graph was captured: in words, and whether it holds for flattened inputs."""
 
     words: str
-    holds: Callable[[Sequence[Any], Sequence[Any]], bool]
+    holds: Callable[[Sequence[Any]], bool]
 
     @classmethod
-    def of(cls, code: str, names: Sequence[str], leaves: Sequence[str]) -> _Relation | None:
-        """Read what torch wrote of parameters and flattened inputs; None where it speaks of something else.
+    def of(cls, code: str, sources: InputSources) -> _Relation | None:
+        """Read what torch wrote of inputs; None where it speaks of something else.
 
         What it wrote of strides is no condition here: inputs may lie in memory as they like.
         """
         if ".stride()" in code or ".storage_offset()" in code:
             return None
-        place = {name: f"given[{index}]" for index, name in enumerate(names)}
-        known = []
-
-        def source(match: re.Match[str]) -> str:
-            name, entry = match.groups()
-            if name == "flat_args":
-                known.append(f"flat[{entry}]")
-            elif name in place:
-                known.append(place[name] + ("" if entry is None else f"[{entry}]"))
-            else:  # one of *args has a name of its own
-                known.append(place.get(f"{name}_{entry}", ""))
-            return known[-1]
-
-        written = _SOURCE.sub(source, code)
-        if "" in known or not _is_arithmetic(written):
+        written = sources.rewritten(code, lambda source: f"flat[{source.place}]")
+        if not _is_arithmetic(written):
             return None
-        words = _SOURCE.sub(lambda match: _name_of(match, names, leaves), code).replace(".size()[", ".shape[")
-        return cls(words, eval(f"lambda given, flat: {written}", {**_FUNCTIONS}))
+        words = sources.rewritten(code, lambda source: source.words).replace(".size()[", ".shape[")
+        return cls(words, eval(f"lambda flat: {written}", {**_FUNCTIONS}))
 
 
 def _is_arithmetic(code: str) -> bool:
@@ -150,8 +136,7 @@ class InputContract:
         """Read the contract off a program."""
         args_spec, kwargs_spec = program.call_spec.in_spec.children()
         specs = (*args_spec.children(), *kwargs_spec.children())
-        keyword_names = tuple(kwargs_spec.context or ())
-        forward_names = _forward_names(program, len(args_spec.children()), keyword_names)
+        names = forward_names(program)
         values = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
         flat = []
         for spec in program.graph_signature.input_specs:
@@ -160,20 +145,15 @@ class InputContract:
                 flat.append((values.get(named), spec.arg))
         leaves: list[tuple[_Leaf, ...]] = []
         at = 0
-        for name, spec in zip(forward_names, specs, strict=True):
+        for name, spec in zip(names, specs, strict=True):
             chunk = flat[at : at + spec.num_leaves]
             at += spec.num_leaves
             leaves.append(tuple(_leaf(name, index, len(chunk), *each) for index, each in enumerate(chunk)))
         ranges = {str(symbol): _bounds(bound) for symbol, bound in program.range_constraints.items()}
-        flat_names = [
-            name if len(chunk) == 1 else f"(leaf {index} of {name})"
-            for name, chunk in zip(forward_names, leaves, strict=True)
-            for index in range(len(chunk))
-        ]
-        conditions = getattr(program, "_guards_code", None) or ()
-        relations = (_Relation.of(code, forward_names, flat_names) for code in conditions)
+        sources, conditions = InputSources.of(program), getattr(program, "_guards_code", None) or ()
+        relations = (_Relation.of(code, sources) for code in conditions)
         found = tuple(each for each in relations if each is not None)
-        return cls(forward_names, len(args_spec.children()), specs, tuple(leaves), ranges, found)
+        return cls(names, len(args_spec.children()), specs, tuple(leaves), ranges, found)
 
     @property
     def types(self) -> tuple[torch.dtype | None, ...]:
@@ -251,26 +231,6 @@ class InputContract:
         Raises:
             InputError: they have other shapes or types than the captured ones, or are out of range.
         """
-        ordered, at = [], 0
-        for spec in self.specs if self.relations else ():
-            ordered.append(pytree.tree_unflatten(given[at : at + spec.num_leaves], spec))
-            at += spec.num_leaves
-        self._check_leaves(given, ordered)
-
-    def _check(self, ordered: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-        """The arguments, dicts in the captured order, and their leaves."""
-        given_leaves: list[Any] = []
-        for place, (name, spec) in enumerate(zip(self.names, self.specs, strict=True)):
-            flat, actual = pytree.tree_flatten(ordered[place])
-            if actual != spec:
-                value = in_order(ordered[place], spec, name)
-                ordered = (*ordered[:place], value, *ordered[place + 1 :])
-                flat = pytree.tree_leaves(value)
-            given_leaves += flat
-        self._check_leaves(given_leaves, ordered)
-        return ordered, given_leaves
-
-    def _check_leaves(self, given: Sequence[Any], ordered: Sequence[Any]) -> None:
         symbols: dict[str, int] = {}
         later: list[tuple[_Leaf, int, _Derived, int]] = []
         at = 0
@@ -286,11 +246,24 @@ class InputContract:
                     f"{derived.size(*known)}."
                 )
         for relation in self.relations:
-            if not relation.holds(ordered, given):
+            if not relation.holds(given):
                 raise _OTHER(
                     f"The model was captured for sizes with {relation.words}; {self._sizes_text(given)}. "
                     "Capture it once more for such sizes."
                 )
+
+    def _check(self, ordered: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+        """The arguments, dicts in the captured order, and their leaves."""
+        given_leaves: list[Any] = []
+        for place, (name, spec) in enumerate(zip(self.names, self.specs, strict=True)):
+            flat, actual = pytree.tree_flatten(ordered[place])
+            if actual != spec:
+                value = in_order(ordered[place], spec, name)
+                ordered = (*ordered[:place], value, *ordered[place + 1 :])
+                flat = pytree.tree_leaves(value)
+            given_leaves += flat
+        self.check_leaves(given_leaves)
+        return ordered, given_leaves
 
     def _check_leaf(
         self, leaf: _Leaf, given: Any, symbols: dict[str, int], later: list[tuple[_Leaf, int, _Derived, int]]
@@ -350,15 +323,6 @@ class InputContract:
         )
 
 
-def _forward_names(program: ExportedProgram, positional: int, keywords: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the parameters; positional ones are named by the module call graph, else by the first input in each."""
-    signature = program.module_call_graph[0].signature
-    names = getattr(signature, "forward_arg_names", None)
-    if names and len(names) >= positional + len(keywords):
-        return (*tuple(names)[:positional], *keywords)
-    return (*(f"arg{index}" for index in range(positional)), *keywords)
-
-
 def _bounds(bound: Any) -> tuple[int | None, int | None]:
     def finite(value: Any) -> int | None:
         return int(value) if getattr(value, "is_Integer", False) or isinstance(value, int) else None
@@ -386,16 +350,6 @@ def _size(size: Any) -> int | str | _Derived:
     if isinstance(size, int):
         return size
     return str(size) if isinstance(size, sympy.Symbol) else _Derived.of(size)
-
-
-def _name_of(match: re.Match[str], names: Sequence[str], leaves: Sequence[str]) -> str:
-    """An input as a user writes it."""
-    name, entry = match.groups()
-    if name == "flat_args":
-        return leaves[int(entry)]
-    if entry is None or f"{name}_{entry}" in names:
-        return name if entry is None else f"{name}_{entry}"
-    return f"{name}[{entry}]"
 
 
 def in_order(value: Any, spec: pytree.TreeSpec, path: str) -> Any:

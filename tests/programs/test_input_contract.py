@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils import _pytree as pytree
 
 from fxpasses import Device, LoweredModule, load, lower, save
 from fxpasses.errors import CaptureError, InputError
 from fxpasses.programs import InputContract
 
+FREE = {0: Dim.AUTO}
 FIXED = "The input 'x' has shape (8, 4), but the model was captured for (4, 4): dimension 0 is fixed at 4."
 
 
@@ -281,3 +284,96 @@ def test_an_input_may_be_no_number() -> None:
         ours(x, 1.0)
     with pytest.raises(InputError, match=r"is nan, but the model was captured for 1\.0 alone"):
         lowered(Filled(), x, 1.0)(x, math.nan)
+
+
+class Rows:
+    """A class of tensors that torch flattens, whose key paths are no Python."""
+
+    def __init__(self, *rows: Tensor) -> None:
+        self.rows = rows
+
+
+Pair = namedtuple("Pair", "one others")
+
+pytree.register_pytree_node(
+    Rows,
+    lambda own: (list(own.rows), None),
+    lambda rows, _: Rows(*rows),
+    serialized_type_name="fxpasses_tests.Rows",
+    flatten_with_keys_fn=lambda own: (
+        [(pytree.MappingKey(f"row {at}"), each) for at, each in enumerate(own.rows)],
+        None,
+    ),
+)
+
+
+class Even(nn.Module):
+    """Its graph is for an even number of rows in all that it is given."""
+
+    def forward(self, x: Tensor, flat_args: Any) -> Tensor:
+        tensors = flat_args.rows if isinstance(flat_args, Rows) else pytree.tree_leaves(flat_args)
+        return x + 1 if (x.shape[0] + sum(each.shape[0] for each in tensors)) % 2 == 0 else x - 1
+
+
+def rows(count: int) -> Tensor:
+    return torch.zeros(count, 3)
+
+
+NESTED: dict[str, tuple[Callable[..., Any], Any, str]] = {
+    "a registered class": (Rows, [FREE] * 2, "x.shape[0] + flat_args['row 0'].shape[0] + flat_args['row 1'].shape[0]"),
+    "a named tuple": (
+        lambda one, other: Pair(one, [other]),
+        Pair(FREE, [FREE]),
+        "x.shape[0] + flat_args.one.shape[0] + flat_args.others[0].shape[0]",
+    ),
+    "a dict": (
+        lambda one, other: {"b": one, "a": (other,)},
+        {"b": FREE, "a": (FREE,)},
+        "x.shape[0] + flat_args['b'].shape[0] + flat_args['a'][0].shape[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(NESTED))
+def test_conditions_on_what_is_inside_of_structures_hold(name: str, tmp_path: Path) -> None:
+    """Key paths were run as Python: "'DynamicCache' object is not subscriptable"."""
+    make, free, said = NESTED[name]
+    ours = lower(
+        Even(),
+        (rows(4), make(rows(2), rows(6))),
+        devices=[Device("only")],
+        dynamic_shapes={"x": FREE, "flat_args": free},
+    )
+    save(ours, tmp_path / "model")
+
+    for model in (ours, load(tmp_path / "model")):
+        assert torch.equal(torch.ones(3, 3), model(rows(3), make(rows(5), rows(4))))
+        with pytest.raises(
+            InputError, match=r"^The model was captured for sizes with .*; the input 'x' has shape \(3, 3"
+        ):
+            model(rows(3), make(rows(4), rows(4)))
+    with pytest.raises(InputError) as error:
+        ours(rows(3), make(rows(4), rows(4)))
+    assert all(size in str(error.value) for size in said.split(" + "))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_parameter_may_be_called_as_torch_calls_all_of_them(strict: bool) -> None:
+    program = torch.export.export(Even(), (rows(4), rows(2)), dynamic_shapes=(FREE, FREE), strict=strict)
+    ours = lower(program, devices=[Device("only")])
+
+    assert torch.equal(torch.ones(3, 3), ours(rows(3), rows(5)))
+    with pytest.raises(InputError, match=r"flat_args\.shape\[0\]"):
+        ours(rows(3), rows(4))
+
+
+@pytest.mark.parametrize(("make", "count"), [(lambda one, other: [one, (other,)], 1), (Rows, 0)])
+def test_conditions_need_no_examples_but_for_registered_classes(make: Callable[..., Any], count: int) -> None:
+    """As torch does without them, it is left to the caller what is in a class."""
+    shapes = {"x": FREE, "flat_args": [FREE, FREE] if make is Rows else [FREE, (FREE,)]}
+    program = torch.export.export(Even(), (rows(4), make(rows(2), rows(6))), dynamic_shapes=shapes)
+    assert 1 == len(InputContract.of(program).relations)
+
+    program._example_inputs = None
+
+    assert count == len(InputContract.of(program).relations)
