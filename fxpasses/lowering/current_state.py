@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-__all__ = ["replaced_tensors", "tensors_of"]
+from fxpasses.devices import Device, holds_no_data
+from fxpasses.errors import InputError
+
+__all__ = ["check_data", "replaced_tensors", "tensors_of"]
 
 
 def replaced_tensors(
@@ -17,7 +20,7 @@ def replaced_tensors(
     """The tensors of a program in whose place a module holds others, by ``id``; with what is there now.
 
     Each is where the one of the program is: what is on another device is copied, nothing else is. Tied names have one
-    tensor.
+    tensor. A device that holds no data has taken none from the program, whose own are there still.
 
     Args:
         module: What was made of the program.
@@ -31,6 +34,31 @@ def replaced_tensors(
         if isinstance(original, torch.Tensor) and (is_used or id(original) not in found):
             found[id(original)] = _in_place_of(original, tensor)
     return {key: tensor for key, tensor in found.items() if id(tensor) != key}
+
+
+def check_data(
+    module: GraphModule, program: ExportedProgram, qualified_names: Mapping[str, str], devices: Iterable[Device]
+) -> None:
+    """Refuse to write a module that was moved to ``meta``: the program holds what it was made with, which is old.
+
+    Args:
+        module: What was made of the program.
+        program: The program.
+        qualified_names: The name in the program of each tensor of the module, by its name there.
+        devices: Those of its plan. Where one holds no data the module was made without.
+
+    Raises:
+        InputError: something has no data that the program has.
+    """
+    if any(holds_no_data(device.torch_device) for device in devices):
+        return
+    for name, (tensor, _) in _held_now(module, qualified_names).items():
+        original = program.state_dict.get(name, program.constants.get(name))
+        if tensor.is_meta and isinstance(original, torch.Tensor) and not original.is_meta:
+            raise InputError(
+                f"{name!r} of the lowered model is on meta and holds no data that could be written. Save the model "
+                "before it is moved there, or give it its state back: load_state_dict(state, assign=True)."
+            )
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -55,7 +83,7 @@ def _held_now(module: GraphModule, qualified_names: Mapping[str, str]) -> dict[s
 
 
 def _in_place_of(original: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor is original:
+    if tensor is original or (tensor.is_meta and not original.is_meta):
         return original
     moved = tensor.detach().to(original.device)
     return torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(original, torch.nn.Parameter) else moved

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fxpasses.errors import InputError
 from fxpasses.files import path_of
-from fxpasses.lowering.current_state import replaced_tensors
+from fxpasses.lowering.current_state import check_data, replaced_tensors
 from fxpasses.lowering.end_to_end import lower_with_plan
 from fxpasses.lowering.lowered_module import LoweredModule
 from fxpasses.lowering.structures import save_flat, with_structure
@@ -64,7 +64,7 @@ def save(lowered: LoweredModule, folder: str | os.PathLike[str]) -> list[Path]:
         and ``graph.svg`` where Graphviz's ``dot`` is found.
 
     Raises:
-        InputError: it is no lowered model, or the folder cannot be written.
+        InputError: it is no lowered model, its parameters hold no data, or the folder cannot be written.
     """
     if not isinstance(lowered, LoweredModule):
         raise InputError(
@@ -109,6 +109,7 @@ def _swapped(files: Sequence[Path], target: Path) -> list[Path]:
 
 
 def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
+    check_data(lowered, lowered.program, lowered.qualified_names, lowered.plan.devices)
     current = replaced_tensors(lowered, lowered.program, lowered.qualified_names)
     structure = save_flat(lowered.program, staging / PROGRAM, current)
     (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.guards import GUARDS
 from fxpasses.lowering.captured_mode import captured_otherwise
 from fxpasses.lowering.checkpoint_order import checkpoint_places
-from fxpasses.lowering.current_state import tensors_of
+from fxpasses.lowering.current_state import check_data, tensors_of
 from fxpasses.lowering.given_inputs import GivenInputs
 from fxpasses.lowering.input_guards import InputGuards, guard_inputs
 from fxpasses.lowering.model_paths import HeldTensor, ModelPath, OwnNames, really_at
@@ -162,11 +162,13 @@ class LoweredModule(GraphModule):
 
     def __reduce__(self) -> Any:
         """Pickle the program, the plan and the state; graphs edited by hand and hooks are not kept."""
+        check_data(self, self.program, self.qualified_names, self.plan.devices)
         file = BytesIO()
         structure = save_flat(self.program, file)
         held = {id(each) for each in (*self.program.state_dict.values(), *self.program.constants.values())}
         tensors = tensors_of(self)
-        state = {name: each.detach().cpu() for name, each in tensors.items() if id(each) not in held}
+        own = {name: each for name, each in tensors.items() if id(each) not in held and not each.is_meta}
+        state = {name: each.detach().cpu() for name, each in own.items()}
         trained = {name for name, each in tensors.items() if each.requires_grad}
         types = zip(InputContract.of(self.program).types, self._inputs.contract.types, strict=True)
         converted = {before: after for before, after in types if before is not None and after is not None}

@@ -60,25 +60,37 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
         raise InputError(f"{str(path)!r} is a folder, not a saved program; name the .pt2 file in it.")
     if not file.is_file():
         raise InputError(f"{str(path)!r} is a device, not a saved program; name a .pt2 file.")
+    logged = list[BaseException]()
     try:
-        with warnings.catch_warnings(), _without_log("torch.export"):
+        with warnings.catch_warnings(), _log_kept_in(logged, "torch.export"):
             warnings.simplefilter("ignore")
             return from_file(str(file))
     except Exception as error:  # torch.export.load has no error type of its own: zip, JSON, schema and pickle errors
-        raise InputError(
-            f"{str(path)!r} {_what_it_is(file)} ({type(error).__name__}: {_first_line(error)})."
-        ) from error
+        reason = logged[-1] if logged else error
+        said = f"{str(path)!r} {_what_it_is(file)} ({type(reason).__name__}: {_first_line(reason).rstrip('.')})."
+        if "not registered" in str(reason):
+            said += (
+                " The class has to be registered with torch.utils._pytree before: import what does that, or give the "
+                "model itself, in a shell as file.py:function."
+            )
+        raise InputError(said) from error
 
 
 @contextmanager
-def _without_log(name: str) -> Iterator[None]:
-    """Torch writes tracebacks of what it then raises."""
+def _log_kept_in(logged: list[BaseException], name: str) -> Iterator[None]:
+    """Torch writes tracebacks to its log; what it then raises says no more than to look there."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            logged.append(record.exc_info[1])
+        return False
+
     log = logging.getLogger(name)
-    before, log.disabled = log.disabled, True
+    log.addFilter(keep)
     try:
         yield
     finally:
-        log.disabled = before
+        log.removeFilter(keep)
 
 
 def _what_it_is(file: Path) -> str:

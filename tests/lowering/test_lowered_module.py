@@ -329,6 +329,46 @@ def test_what_several_parts_hold_is_one_tensor_when_the_model_comes_from_meta() 
     assert all(map(torch.equal, model.state_dict().values(), lowered.state_dict().values()))
 
 
+def test_what_was_moved_to_meta_is_not_written_with_older_state(tmp_path: Path) -> None:
+    """torch said that it cannot copy out of a meta tensor."""
+    model, x = Mlp(), torch.randn(2, 64)
+    lowered = lower(model, (x,), devices=cpu_pair())
+    state = copy.deepcopy(lowered.state_dict())
+
+    lowered.to("meta")
+    for write in (lambda: save(lowered, tmp_path / "model"), lambda: pickle.dumps(lowered)):
+        with pytest.raises(InputError) as caught:
+            write()
+        assert (
+            "'layers.0.weight' of the lowered model is on meta and holds no data that could be written. Save the model "
+            "before it is moved there, or give it its state back: load_state_dict(state, assign=True)."
+        ) == str(caught.value)
+    assert [] == list(tmp_path.iterdir())
+
+    lowered.load_state_dict(state, assign=True)
+    save(lowered, tmp_path / "model")
+    for again in (load(tmp_path / "model"), pickled(lowered)):
+        assert torch.equal(model(x), again(x))
+
+
+def test_a_model_that_was_lowered_onto_meta_is_written_with_its_own_state(tmp_path: Path) -> None:
+    model, x = Mlp(), torch.randn(2, 64)
+    devices = [Device("real"), Device("paper", torch_device="meta")]
+    lowered = lower(model, (x,), devices=devices, device_map={"layers.0": "real", "": "paper"})
+    with torch.no_grad():
+        lowered.get_parameter("layers.0.weight").zero_()
+
+    save(lowered, tmp_path)
+    written = torch.export.load(tmp_path / "program.pt2").state_dict
+
+    for again in (load(tmp_path), pickled(lowered)):
+        assert lowered.plan == again.plan
+        assert {"cpu", "meta"} == {each.device.type for each in again.state_dict().values()}
+        assert not again.get_parameter("layers.0.weight").any()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value if name != "layers.0.weight" else torch.zeros_like(value), written[name])
+
+
 def test_a_pickled_cache_holds_what_was_written() -> None:
     model = KeyValueCache().eval()
     lowered = in_two(model, torch.randn(1, 1, 16), torch.tensor([0]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,45 @@ def test_a_saved_program_that_torch_cannot_read_is_called_one(tmp_path: Path) ->
 
     with pytest.raises(InputError, match=r"noise\.pt2' is a saved program that torch\.export\.load cannot read \("):
         lower(tmp_path / "noise.pt2", devices=[Device("only")])
+
+
+UNKNOWN = """
+import torch
+from torch.utils import _pytree
+
+
+class Answer:
+    def __init__(self, value):
+        self.value = value
+
+
+_pytree.register_pytree_node(
+    Answer, lambda own: ([own.value], None), lambda values, _: Answer(*values), serialized_type_name="somewhere.Answer"
+)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return Answer(x + 1)
+
+
+torch.export.save(torch.export.export(Model(), (torch.ones(2),)), "unknown.pt2")
+"""
+
+
+def test_a_class_that_is_not_registered_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Torch says to look at the warnings above, where there are none; a Hugging Face model gives such a class."""
+    subprocess.run([sys.executable, "-c", UNKNOWN], cwd=tmp_path, check=True)
+
+    with pytest.raises(InputError) as caught:
+        lower(tmp_path / "unknown.pt2", devices=[Device("only")])
+
+    assert (
+        f"{str(tmp_path / 'unknown.pt2')!r} is a saved program that torch.export.load cannot read "
+        "(NotImplementedError: Deserializing somewhere.Answer in pytree is not registered). The class has to be registered with "
+        "torch.utils._pytree before: import what does that, or give the model itself, in a shell as file.py:function."
+    ) == str(caught.value)
+    assert "" == caplog.text
 
 
 class Halfway(nn.Module):
