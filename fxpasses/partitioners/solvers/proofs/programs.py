@@ -47,8 +47,8 @@ OPTIONS: dict[str, Any] = {
 
 
 WIDE = 1e-6
-"""Where coefficients of one row are so far apart nothing is presolved: HiGHS 1.15 lost solutions then, and called others
-optimal (of rows with 1e-7 beside 1, such as a tied scalar beside weights of 100 MB)."""
+"""Where coefficients of one row are so far apart nothing is presolved: HiGHS 1.15 lost solutions then, and called
+others optimal (of rows with 1e-7 beside 1, such as a tied scalar beside weights of 100 MB)."""
 
 
 @attrs.frozen(eq=False)
