@@ -202,7 +202,7 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def _check_choice(field: str, value: str, known: tuple[str, ...]) -> None:
-    if value in known:
+    if isinstance(value, str) and value in known:
         return
     raise PlacementError(f"There is no {field} {value!r}; there is {', '.join(known)}.")
 
