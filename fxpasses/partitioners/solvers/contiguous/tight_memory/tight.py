@@ -14,6 +14,7 @@ from fxpasses.partitioners.solvers.contiguous.searching import STEPS_A_SECOND, A
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import lacks, never, none_fits, not_found
 from fxpasses.partitioners.solvers.contiguous.tight_memory.filling import Filling, Runs
+from fxpasses.partitioners.solvers.contiguous.tight_memory.flowing import can_flow
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import Fits
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
@@ -36,8 +37,10 @@ def tight_answer(search: Search) -> Answer | None:
     """Any pipeline that keeps the budgets, made better around its cuts with the devices in the order it has.
 
     Raises:
-        InfeasibleError: proven that none exists, where nobody asks for more than that.
+        InfeasibleError: proven that none exists, whatever the memories, or where nobody asks for more than that.
     """
+    if not is_long(search.units) and can_flow(search.units, search.classes) is False:
+        raise none_fits(proven=True) if search.problem.explain == "never" else never()
     given, search = search.units, _short(search)
     filling = Filling(search.units, search.tables.memory, search.problem.seed)
     runs = filling.found(0.0)
