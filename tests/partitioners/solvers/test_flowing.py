@@ -80,8 +80,8 @@ def test_a_wide_graph_without_a_pipeline_is_told_so(objective: str) -> None:
     graph = problem.graph
 
     said = {
-        "always": "No pipeline exists, however large the memories: what the devices can run, pins and forbidden devices",
-        "never": "No pipeline keeps every budget, which is proven; with explain='always' it is told what the nearest one",
+        "always": "No pipeline exists, however large the memories: what the devices can run, pins and forbidden",
+        "never": "No pipeline keeps every budget, which is proven; with explain='always' it is told what the nearest",
     }
 
     for explain, words in said.items():
