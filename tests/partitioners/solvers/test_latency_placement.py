@@ -254,3 +254,19 @@ def test_a_partner_that_is_no_node_is_told() -> None:
 
     with pytest.raises(PlacementError, match=r"Node 'b' is backward_of \['a'\], which is no other node of the graph"):
         solve_placement(PlacementProblem(graph, [Device("x"), Device("y")]))
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("contiguity", ["free", "convex", "pipeline"])
+def test_what_has_room_on_one_device_only_runs_there_in_bounds_too(objective: str, contiguity: str) -> None:
+    """A fraction of it was put where there is room for a fraction: the bound was a tenth of the latency."""
+    graph = nx.DiGraph([("table", "sum")])
+    graph.add_node("table", seconds={"fast": 0.01, "host": 5.0}, kept_bytes=100)
+    graph.add_node("sum", seconds={"fast": 0.01, "host": 1.0}, kept_bytes=50, output_seconds=0.001)
+    devices = [Device("fast", 90), Device("host")]
+
+    solution = solve_placement(PlacementProblem(graph, devices, objective=objective, contiguity=contiguity, effort=0))
+
+    assert {"table": "host", "sum": "fast"} == solution.device_of
+    assert 5.0 <= solution.bound
+    assert solution.bound == pytest.approx(solution.objective_value, rel=0.01)

@@ -23,6 +23,7 @@ from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING, Proof,
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.proofs.packing import Packing
 from fxpasses.partitioners.solvers.proofs.programs import Program
+from fxpasses.partitioners.solvers.reduced.fitting import kept_off
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -111,7 +112,7 @@ def _is_affordable(model: LoadModel, sets: ConvexSets, seconds: float) -> bool:
 def _bound(problem: PlacementProblem, tables: CostTables, units: Units) -> float:
     if problem.objective == "devices":
         return float(fewest_by_memory(units, tables.memory))
-    return load_bound(units, tables.memory, problem.objective)
+    return load_bound(kept_off(units, tables.memory) or units, tables.memory, problem.objective)
 
 
 def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units, seconds: float) -> Ints | None:

@@ -20,6 +20,7 @@ from fxpasses.partitioners.solvers.proofs.bounds import Prices, load_bound, pric
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.covering import covering_bound
 from fxpasses.partitioners.solvers.proofs.packing import Packing
+from fxpasses.partitioners.solvers.reduced.fitting import kept_off
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
@@ -55,8 +56,9 @@ def solve_free(problem: PlacementProblem, tables: CostTables, units: Units) -> t
 
 def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[Ints, float]:
     """The assignment whose largest figure is the smallest."""
-    prices = prices_of(units, tables.memory, problem.objective)
-    bound = load_bound(units, tables.memory, problem.objective, prices)
+    fitted = kept_off(units, tables.memory) or units
+    prices = prices_of(fitted, tables.memory, problem.objective)
+    bound = load_bound(fitted, tables.memory, problem.objective, prices)
     starts = list(_pipeline(problem, tables, units))
     if len(units.source) * len(tables.memory) ** 2 > MAX_SENDING:
         if starts:

@@ -13,6 +13,7 @@ from fxpasses.partitioners.solvers.latency.proving import LatencyProgram
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.reduced.fitting import kept_off
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables
@@ -38,6 +39,9 @@ def bounded(problem: PlacementProblem, level: Level, units: Units) -> tuple[Late
     Of many nodes there is no program where nobody asks for a proof.
     """
     model, memory = level.model, level.tables.memory
+    fitted = kept_off(units, memory)
+    if fitted is not None and not np.array_equal(fitted.seconds, units.seconds):
+        units, model = fitted, work_of(fitted, level.tables)
     prices = prices_of(units, memory, "throughput")
     if problem.has_little_effort and model.size * model.devices > SMALL:
         return None, load_bound(units, memory, "throughput", prices)

@@ -12,7 +12,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.reduced.reducing import Units, merge, only_there
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["where_they_fit"]
+__all__ = ["kept_off", "where_they_fit"]
 
 
 def where_they_fit(units: Units, memory: Floats) -> Units | None:
@@ -21,16 +21,16 @@ def where_they_fit(units: Units, memory: Floats) -> Units | None:
     It is None, too, where a unit fits nowhere, so that no pipeline exists: that is told better about the given units.
     Time O(rounds × (units × devices + uses)), with at most a round for each device.
     """
-    fitted = _kept_off(units, memory)
+    fitted = kept_off(units, memory)
     while fitted is not None and len(alone := only_there(fitted.seconds)):
-        fitted = _kept_off(merge(fitted, alone[:, 0], alone[:, 1]), memory)
+        fitted = kept_off(merge(fitted, alone[:, 0], alone[:, 1]), memory)
     if fitted is None or (fitted.size == units.size and np.array_equal(fitted.seconds, units.seconds)):
         return None
     return fitted
 
 
-def _kept_off(units: Units, memory: Floats) -> Units | None:
-    """No unit may run where there is no room for it alone."""
+def kept_off(units: Units, memory: Floats) -> Units | None:
+    """No unit may run where there is no room for it alone; None where one has room nowhere."""
     need = (units.kept + units.live).astype(np.float64)
     np.add.at(need, units.shares[:, 1], units.shared[units.shares[:, 0]])
     seconds = np.where(need[:, None] <= memory, units.seconds, np.inf)
