@@ -155,7 +155,7 @@ class Program:
         solver, kinds = highspy.Highs(), highspy.cb.HighsCallbackType  # type: ignore[no-untyped-call]  # has no types
         for option, value in OPTIONS.items():
             solver.setOptionValue(option, value)
-        if self._is_wide:
+        if self._is_whole and self._is_wide:
             solver.setOptionValue("presolve", "off")
         solver.passModel(self._model(costs))
 
