@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch.export import ExportedProgram
@@ -37,7 +37,7 @@ def replaced_tensors(
 
 
 def check_data(
-    module: GraphModule, program: ExportedProgram, qualified_names: Mapping[str, str], devices: Iterable[Device]
+    module: GraphModule, program: ExportedProgram, qualified_names: Mapping[str, str], device_of: Mapping[str, Device]
 ) -> None:
     """Refuse to write a module that was moved to ``meta``: the program holds what it was made with, which is old.
 
@@ -45,16 +45,17 @@ def check_data(
         module: What was made of the program.
         program: The program.
         qualified_names: The name in the program of each tensor of the module, by its name there.
-        devices: Those of its plan. Where one holds no data the module was made without.
+        device_of: The device of each submodule. On one that holds no data it was made without.
 
     Raises:
         InputError: something has no data that the program has.
     """
-    if any(holds_no_data(device.torch_device) for device in devices):
-        return
-    for name, (tensor, _) in _held_now(module, qualified_names).items():
+    on_paper = tuple(f"{name}." for name, device in device_of.items() if holds_no_data(device.torch_device))
+    for here, tensor in tensors_of(module).items():
+        name = qualified_names.get(here, here)
         original = program.state_dict.get(name, program.constants.get(name))
-        if tensor.is_meta and isinstance(original, torch.Tensor) and not original.is_meta:
+        is_lost = tensor.is_meta and isinstance(original, torch.Tensor) and not original.is_meta
+        if is_lost and not here.startswith(on_paper):
             raise InputError(
                 f"{name!r} of the lowered model is on meta and holds no data that could be written. Save the model "
                 "before it is moved there, or give it its state back: load_state_dict(state, assign=True)."

@@ -109,12 +109,12 @@ def _swapped(files: Sequence[Path], target: Path) -> list[Path]:
 
 
 def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
-    check_data(lowered, lowered.program, lowered.qualified_names, lowered.plan.devices)
+    device_of = {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}
+    check_data(lowered, lowered.program, lowered.qualified_names, device_of)
     current = replaced_tensors(lowered, lowered.program, lowered.qualified_names)
     structure = save_flat(lowered.program, staging / PROGRAM, current)
     (staging / STRUCTURE).write_text(json.dumps(structure, indent=2) + "\n", encoding="utf-8")
     lowered.plan.save(staging / PLAN)
-    device_of = {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}
     drawings = write_drawing(draw_parts(lowered, device_of), staging)
     picture = next((file.read_text(encoding="utf-8") for file in drawings if file.suffix == ".svg"), None)
     page = render_page(lowered.report, picture)

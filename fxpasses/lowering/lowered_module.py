@@ -162,7 +162,8 @@ class LoweredModule(GraphModule):
 
     def __reduce__(self) -> Any:
         """Pickle the program, the plan and the state; graphs edited by hand and hooks are not kept."""
-        check_data(self, self.program, self.qualified_names, self.plan.devices)
+        device_of = {name: self.plan.device_of[part] for part, name in self.submodule_of.items()}
+        check_data(self, self.program, self.qualified_names, device_of)
         file = BytesIO()
         structure = save_flat(self.program, file)
         held = {id(each) for each in (*self.program.state_dict.values(), *self.program.constants.values())}

@@ -368,6 +368,9 @@ def test_a_model_that_was_lowered_onto_meta_is_written_with_its_own_state(tmp_pa
     for name, value in model.state_dict().items():
         assert torch.equal(value if name != "layers.0.weight" else torch.zeros_like(value), written[name])
 
+    with pytest.raises(InputError, match=r"^'layers\.0\.weight' of the lowered model is on meta and holds no data"):
+        save(lowered.to("meta"), tmp_path)
+
 
 def test_a_pickled_cache_holds_what_was_written() -> None:
     model = KeyValueCache().eval()
