@@ -17,7 +17,7 @@ from fxpasses.errors import InputError
 from fxpasses.files import path_of
 from fxpasses.lowering.current_state import check_data, replaced_tensors
 from fxpasses.lowering.end_to_end import lower_with_plan
-from fxpasses.lowering.lowered_module import LoweredModule
+from fxpasses.lowering.lowered_module import LoweredModule, device_of_submodules
 from fxpasses.lowering.structures import save_flat, with_structure
 from fxpasses.plan import Plan
 from fxpasses.programs.capturing import load_program
@@ -109,7 +109,7 @@ def _swapped(files: Sequence[Path], target: Path) -> list[Path]:
 
 
 def _write_all(lowered: LoweredModule, staging: Path) -> list[Path]:
-    device_of = {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}
+    device_of = device_of_submodules(lowered)
     check_data(lowered, lowered.program, lowered.qualified_names, device_of)
     current = replaced_tensors(lowered, lowered.program, lowered.qualified_names)
     structure = save_flat(lowered.program, staging / PROGRAM, current)

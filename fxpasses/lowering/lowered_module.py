@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
-from fxpasses.devices import same_torch_device
+from fxpasses.devices import Device, same_torch_device
 from fxpasses.errors import PlacementError
 from fxpasses.guards import GUARDS
 from fxpasses.lowering.captured_mode import captured_otherwise
@@ -38,7 +38,7 @@ from fxpasses.report.summary import Summary
 from fxpasses.values.vmap_levels import close_levels, open_levels
 from fxpasses.wording import listed
 
-__all__ = ["LoweredModule", "OffloadedModule", "lowered_module"]
+__all__ = ["LoweredModule", "OffloadedModule", "device_of_submodules", "lowered_module"]
 
 
 _DESCRIPTION = ("plan", "report", "program", "qualified_names", "submodule_of", "_replay")
@@ -162,8 +162,7 @@ class LoweredModule(GraphModule):
 
     def __reduce__(self) -> Any:
         """Pickle the program, the plan and the state; graphs edited by hand and hooks are not kept."""
-        device_of = {name: self.plan.device_of[part] for part, name in self.submodule_of.items()}
-        check_data(self, self.program, self.qualified_names, device_of)
+        check_data(self, self.program, self.qualified_names, device_of_submodules(self))
         file = BytesIO()
         structure = save_flat(self.program, file)
         held = {id(each) for each in (*self.program.state_dict.values(), *self.program.constants.values())}
@@ -432,6 +431,11 @@ class _Packed:
     trained: Collection[str]
     training: bool
     converted: Mapping[torch.dtype, torch.dtype]
+
+
+def device_of_submodules(lowered: LoweredModule) -> dict[str, Device]:
+    """The device of each part's submodule, by its name."""
+    return {name: lowered.plan.device_of[part] for part, name in lowered.submodule_of.items()}
 
 
 def _unpacked(replay: Replay, packed: _Packed) -> LoweredModule:

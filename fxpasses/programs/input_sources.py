@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import attrs
@@ -62,7 +63,8 @@ class InputSources:
     def of(cls, program: ExportedProgram) -> InputSources:
         """Read them off the structure of the inputs.
 
-        The leaves of a registered class are known by the example inputs, without which torch checks nothing, either.
+        The leaves of a registered class that is no dataclass are known by the example inputs, without which torch
+        checks nothing, either.
         """
         args_spec, kwargs_spec = program.call_spec.in_spec.children()
         specs, named = (*args_spec.children(), *kwargs_spec.children()), dict[str, InputSource]()
@@ -71,8 +73,9 @@ class InputSources:
             single = _NUMBERED.fullmatch(name)
             texts = [f"L['{name}']", *([f"L['{single[1]}'][{single[2]}]"] if single else [])]
             for place, path in enumerate(paths):
-                source = InputSource(len(flat) + place, name + path)
-                named.update((text + path, source) for text in texts)
+                if path is not None:
+                    source = InputSource(len(flat) + place, name + path)
+                    named.update((text + path, source) for text in texts)
             for place in range(spec.num_leaves):
                 words = name if spec.num_leaves == 1 else f"(leaf {place} of {name})"
                 flat.append(InputSource(len(flat), words))
@@ -90,11 +93,10 @@ def flat_conditions(program: ExportedProgram) -> list[str]:
     return [sources.rewritten(code, lambda source: f"L['{_FLAT}'][{source.place}]") for code in conditions]
 
 
-def _paths(program: ExportedProgram, specs: Sequence[pytree.TreeSpec]) -> list[list[str]]:
-    """What the leaves of each parameter are called; nothing where only an example could say so."""
+def _paths(program: ExportedProgram, specs: Sequence[pytree.TreeSpec]) -> Sequence[Sequence[str | None]]:
+    """What the leaves of each parameter are called; None where only an example could say so."""
     if program.example_inputs is None:
-        built = [spec.unflatten(range(spec.num_leaves)) if _is_builtin(spec) else () for spec in specs]
-        return list(map(_keys, built))
+        return list(map(_keys_in, specs))
     args, kwargs = program.example_inputs
     names = program.call_spec.in_spec.children()[1].context
     return list(map(_keys, (*args, *(kwargs[name] for name in names))))
@@ -104,5 +106,16 @@ def _keys(value: Any) -> list[str]:
     return [pytree.keystr(path) for path, _leaf in pytree.tree_leaves_with_path(value)]
 
 
-def _is_builtin(spec: pytree.TreeSpec) -> bool:
-    return spec.is_leaf() or (spec.type in pytree.BUILTIN_TYPES and all(map(_is_builtin, spec.children())))
+def _keys_in(spec: pytree.TreeSpec) -> list[str | None]:
+    """The same of a structure alone."""
+    if spec.is_leaf():
+        return [""]
+    children = spec.children()
+    if is_dataclass(spec.type):
+        own = [f".{name}" for name in spec.context[0]]
+    elif spec.type in pytree.BUILTIN_TYPES:
+        own = _keys(pytree.SUPPORTED_NODES[spec.type].unflatten_fn(range(len(children)), spec.context))
+    else:
+        return [None] * spec.num_leaves
+    found = [(key, path) for key, child in zip(own, children, strict=True) for path in _keys_in(child)]
+    return [None if path is None else key + path for key, path in found]

@@ -155,8 +155,8 @@ def test_a_class_that_is_not_registered_is_named(tmp_path: Path, caplog: pytest.
     assert (
         f"{str(tmp_path / 'unknown.pt2')!r} is a saved program that torch.export.load cannot read "
         "(NotImplementedError: Deserializing somewhere.Answer in pytree is not registered). The class has to be "
-        "registered with "
-        "torch.utils._pytree before: import what does that, or give the model itself, in a shell as file.py:function."
+        "registered with torch.utils._pytree before: import what does that, or give the model itself, in a shell as "
+        "file.py:function."
     ) == str(caught.value)
     assert "" == caplog.text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import namedtuple
@@ -367,13 +368,38 @@ def test_a_parameter_may_be_called_as_torch_calls_all_of_them(strict: bool) -> N
         ours(rows(3), rows(4))
 
 
-@pytest.mark.parametrize(("make", "count"), [(lambda one, other: [one, (other,)], 1), (Rows, 0)])
-def test_conditions_need_no_examples_but_for_registered_classes(make: Callable[..., Any], count: int) -> None:
+@dataclasses.dataclass
+class Checked:
+    """A dataclass that takes tensors only."""
+
+    one: Tensor
+    others: list[Tensor]
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.one, Tensor)
+
+
+pytree.register_dataclass(Checked, serialized_type_name="fxpasses_tests.Checked")
+
+
+@pytest.mark.parametrize(
+    ("make", "free", "count"),
+    [
+        (lambda one, other: [one, (other,)], [FREE, (FREE,)], 1),
+        (lambda one, other: {"a": one, "b": Pair(other, [])}, {"a": FREE, "b": Pair(FREE, [])}, 1),
+        (lambda one, other: Checked(one, [other]), [FREE, [FREE]], 1),
+        (Rows, [FREE, FREE], 0),
+    ],
+    ids=["a list", "a dict", "a dataclass", "a registered class"],
+)
+def test_conditions_need_no_examples_but_for_registered_classes(
+    make: Callable[..., Any], free: Any, count: int
+) -> None:
     """As torch does without them, it is left to the caller what is in a class."""
-    shapes = {"x": FREE, "flat_args": [FREE, FREE] if make is Rows else [FREE, (FREE,)]}
+    shapes = {"x": FREE, "flat_args": free}
     program = torch.export.export(Even(), (rows(4), make(rows(2), rows(6))), dynamic_shapes=shapes)
-    assert 1 == len(InputContract.of(program).relations)
+    (told,) = InputContract.of(program).relations
 
     program._example_inputs = None
 
-    assert count == len(InputContract.of(program).relations)
+    assert [told.words] * count == [each.words for each in InputContract.of(program).relations]

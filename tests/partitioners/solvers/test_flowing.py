@@ -75,10 +75,9 @@ def test_it_is_known_exactly_whether_values_can_flow(devices: int) -> None:
 
 @pytest.mark.parametrize("objective", ["throughput", "memory", "devices", "latency"])
 def test_a_wide_graph_without_a_pipeline_is_told_so(objective: str) -> None:
-    """Before anything is searched: of such graphs with too many ideals that took 20 seconds, and nothing was proven."""
+    """As soon as the first cuts fit nowhere: some such graphs were searched for 20 seconds, and nothing was proven."""
     problem = in_turns(5)
     graph = problem.graph
-
     said = {
         "always": "No pipeline exists, however large the memories: what the devices can run, pins and forbidden",
         "never": "No pipeline keeps every budget, which is proven; with explain='always' it is told what the nearest",

@@ -147,13 +147,16 @@ class _Runs:
         kept = np.append(0.0, np.cumsum(units.kept[order]))
         by_bytes = search.problem.objective == "memory"
         kinds, opened = [], dict[bytes, Floats]()
+
+        def along(costs: Floats) -> Floats:
+            """The same for devices that differ in memory only."""
+            if (key := costs.tobytes()) not in opened:
+                opened[key] = open_along(order, units, np.zeros_like(costs) if by_bytes else costs)
+            return opened[key]
+
         for group in search.classes:
             load = kept if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
-            share = 0.0 if by_bytes else 1.0
-            for costs in (group.entering, group.leaving):  # the same for devices that differ in memory only
-                if costs.tobytes() not in opened:
-                    opened[costs.tobytes()] = open_along(order, units, share * costs)
-            entering, leaving = (opened[costs.tobytes()] for costs in (group.entering, group.leaving))
+            entering, leaving = along(group.entering), along(group.leaving)
             behind = np.append(0, np.where(group.banned[order], np.arange(1, len(order) + 1), 0))
             kinds.append((load, load - entering, load + leaving, np.maximum.accumulate(behind)))
         kind_of = {device: kind for kind, group in enumerate(search.classes) for device in group.devices}

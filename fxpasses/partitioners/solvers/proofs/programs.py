@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
     "small_matrix_value": 1e-12,
-    "mip_heuristic_effort": 0.0,  # good answers are known already, and what it takes is not among the iterations
+    "mip_heuristic_effort": 0.0,  # good answers are known already, and most of what it takes are no iterations
     "mip_allow_restart": False,  # likewise
 }
 """With its own tolerances HiGHS keeps rows up to 1e-6, so that a kilobyte beside 8 GiB counts for nothing."""
