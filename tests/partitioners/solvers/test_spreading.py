@@ -14,7 +14,7 @@ import pytest
 from fxpasses.devices import Device
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous.searching import Answer, Search
-from fxpasses.partitioners.solvers.contiguous.spreading import HALVINGS, largest, spread
+from fxpasses.partitioners.solvers.contiguous.spreading import HALVINGS, _Runs, largest, spread
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.proofs.bounds import prices_of
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
@@ -113,15 +113,32 @@ def home(cuts: Sequence[int]) -> Ints:
     return np.repeat(np.arange(len(cuts)), np.diff([0, *cuts]))
 
 
-def test_the_largest_values_of_ranges() -> None:
+@pytest.mark.parametrize("growth", [0.0, 0.1, 1.0])
+def test_the_largest_values_of_ranges(growth: float) -> None:
     draw = np.random.default_rng(0)
-    values = draw.random(37)
+    values = draw.random(37) + growth * np.arange(37)
+    values[:3] = -np.inf
     first = draw.integers(0, 37, 500)
     after = first + 1 + (draw.random(500) * (37 - first)).astype(np.int64)
 
     found = largest(values, first, after)
 
     assert [values[begin:end].max() for begin, end in zip(first, after, strict=True)] == found.tolist()
+
+
+def test_no_threshold_is_halved_for_a_millionth_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for each unit, sent for nothing: 10 are the best."""
+    asked, under = list[float](), _Runs.under
+    monkeypatch.setattr(_Runs, "under", lambda runs, most: asked.append(most) or under(runs, most))
+    problem = line(30, {"a": (1.0, None), "b": (1.0, None), "c": (1.0, None)})
+    for _node, facts in problem.graph.nodes(data=True):
+        facts["output_seconds"] = 0.0
+
+    cuts, too_low = spread_from(problem, [10, 20, 30], 10 * (1 - 1e-7))
+
+    assert (cuts.tolist(), too_low, asked) == ([10, 20, 30], asked[0], [10 * (1 - 1e-7)])
+    assert len(spread_from(problem, [10, 20, 30], 10 * (1 - 1e-5))[0]) == 3
+    assert len(asked) == 1 + 1 + 4  # 1e-5, then 1e-5 / 2, / 4, / 8 and / 16 lie between them
 
 
 def test_room_that_each_of_many_devices_has_left_adds_up() -> None:

@@ -22,7 +22,9 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints, evaluate
 __all__ = ["HALVINGS", "largest", "spread"]
 
 HALVINGS = 8
-"""How often the thresholds between which the best one lies are halved."""
+"""How often the thresholds between which the best one lies are halved, at most."""
+NEAR = 1e-6
+"""The part of a threshold that is not worth halving."""
 
 
 def spread(
@@ -42,13 +44,15 @@ def spread(
         Up to ``d`` places, sorted, and the largest threshold that is too low. Time O(m × classes + d × places where a
         device can stop).
     """
-    runs = _Runs.of(search, answer, order, cuts)
     low, high, found = bound, answer.goal(search), cuts
+    runs = _Runs.of(search, answer, order, cuts).up_to(high)
     if math.isinf(high):
         ends = runs.under(high)
         return cuts if ends is None else ends, bound
     threshold = likely if low < likely < high else (low + high) / 2
     for _halving in range(HALVINGS):
+        if high - low <= NEAR * high:
+            break
         ends = runs.under(threshold)
         low, high, found = (threshold, high, found) if ends is None else (low, threshold, ends)
         threshold = (low + high) / 2
@@ -67,6 +71,8 @@ class _Run:
         banned: From which place on at least a run up to each place begins, as the device cannot run what is before.
         beside: The load and the bytes that do not follow from the ends.
         memory: Its bytes.
+        window: From which place to before which it can stop, under any threshold that is asked for.
+        fits: From which place on at least a run up to each of these begins, by bytes and by what it can run.
     """
 
     load: Floats
@@ -76,33 +82,39 @@ class _Run:
     banned: Ints
     beside: tuple[float, float]
     memory: float
+    window: tuple[int, int] = (0, 0)
+    fits: Ints = attrs.field(factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def within(self, first: int, after: int) -> _Run:
+        """The same, ready to be asked where runs begin that stop in a window."""
+        size = self.kept[first:after] - (self.memory - self.beside[1])
+        fits = np.maximum(np.searchsorted(self.kept, size), self.banned[first:after])
+        return attrs.evolve(self, window=(first, after), fits=fits)
 
     def ends(self, begins: Ints, least: int, most: float) -> Ints:
         """Where it can stop, from one of some places, with so much load at most, but not before a place."""
-        room, left = most - self.beside[0], self.begin[begins]
-        places = np.arange(least, np.searchsorted(self.load, left.max() + room, side="right"))
-        first, after = self._range(begins, places)
+        room, left, start = most - self.beside[0], self.begin[begins], int(begins[0])
+        stop = max(least, int(np.searchsorted(self.load, left.max() + room, side="right")))
+        from_there = np.full(int(begins[-1]) + 1 - start, -np.inf)
+        from_there[begins - start] = left
+        first = np.maximum(self.fits[least - self.window[0] : stop - self.window[0]] - start, 0)
+        after = np.minimum(np.arange(least - start, stop - start), len(from_there))
         fine = np.flatnonzero(first < after)
-        enough = largest(left, first[fine], after[fine]) + room >= self.end[places[fine]]
-        return places[fine[enough]]
+        enough = largest(from_there, first[fine], after[fine]) + room >= self.end[least:stop][fine]
+        return least + fine[enough]
 
     def begin_of(self, begins: Ints, place: int) -> int:
         """Of the places from which it can stop at another one that from which it has the least load."""
-        first, after = (int(each[0]) for each in self._range(begins, np.array([place])))
+        first, after = np.searchsorted(begins, [self.fits[place - self.window[0]], place])
         return int(begins[first + np.argmax(self.begin[begins[first:after]])])
 
     def earliest(self, place: int, most: float) -> int:
         """Where it begins at the earliest to stop at a place, if its ends cost nothing."""
         return int(np.searchsorted(self.load, self.load[place] - (most - min(self.beside[0], 0.0))))
 
-    def _range(self, begins: Ints, places: Ints) -> tuple[Ints, Ints]:
-        """From which to before which of some places the device can begin to stop at others."""
-        size = self.kept[places] - (self.memory - self.beside[1])
-        first = np.maximum(np.searchsorted(self.kept, size), self.banned[places])
-        start = int(begins[0])
-        ranks = np.append(0, np.cumsum(_flags(begins)))
-        found_first, found_after = (ranks[np.clip(each - start, 0, len(ranks) - 1)] for each in (first, places))
-        return found_first, found_after
+    def latest(self, place: int, most: float) -> int:
+        """Where it stops at the latest that begins up to a place, if its ends cost nothing."""
+        return int(np.searchsorted(self.load, self.load[place] + (most - self.beside[0]), side="right")) - 1
 
 
 def _flags(places: Ints) -> NDArray[np.bool_]:
@@ -120,9 +132,21 @@ def _joined(some: Ints, others: Ints) -> Ints:
 
 
 def largest(values: Floats, first: Ints, after: Ints) -> Floats:
-    """The largest of the values from one place to before another one, for some such ranges; none is empty."""
-    if not first.any():
-        return np.maximum.accumulate(values)[after - 1]
+    """The largest of the values from one place to before another one, for some such ranges; none is empty.
+
+    Values mostly grow. Time O(values + ranges) where the largest so far is always in the range.
+    """
+    highest = np.maximum.accumulate(values)
+    found: Floats = highest[after - 1]
+    if first.any():
+        at = np.maximum.accumulate(np.where(values == highest, np.arange(len(values)), 0))
+        before = np.flatnonzero(at[after - 1] < first)
+        found[before] = _largest(values, first[before], after[before]) if before.size else 0.0
+    return found
+
+
+def _largest(values: Floats, first: Ints, after: Ints) -> Floats:
+    """The same in any case, from tables of the largest of 1, 2, 4, ... values: time O(values × log values)."""
     tables = [values]
     while 2 * (width := 1 << (len(tables) - 1)) <= len(values):
         tables.append(np.maximum(tables[-1][:-width], tables[-1][width:]))
@@ -146,20 +170,18 @@ class _Runs:
         figures, units = evaluate(search.tables, answer.device_of), search.units
         kept = np.append(0.0, np.cumsum(units.kept[order]))
         by_bytes = search.problem.objective == "memory"
-        kinds, opened = [], dict[bytes, Floats]()
-
-        def along(costs: Floats) -> Floats:
-            """The same for devices that differ in memory only."""
-            if (key := costs.tobytes()) not in opened:
-                opened[key] = open_along(order, units, np.zeros_like(costs) if by_bytes else costs)
-            return opened[key]
-
+        kinds: dict[tuple[int, ...], tuple[Floats, Floats, Floats, Ints]] = {}
+        kind_of = {}
         for group in search.classes:
-            load = kept if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
-            entering, leaving = along(group.entering), along(group.leaving)
-            behind = np.append(0, np.where(group.banned[order], np.arange(1, len(order) + 1), 0))
-            kinds.append((load, load - entering, load + leaving, np.maximum.accumulate(behind)))
-        kind_of = {device: kind for kind, group in enumerate(search.classes) for device in group.devices}
+            costs = group.weight, group.entering, group.leaving, group.banned
+            kind = tuple(map(id, costs))  # what differs in memory only has the same arrays
+            if kind not in kinds:
+                load = kept if by_bytes else np.append(0.0, np.cumsum(group.weight[order]))
+                open_then = {id(each): open_along(order, units, each * (not by_bytes)) for each in costs[1:3]}
+                behind = np.append(0, np.where(group.banned[order], np.arange(1, len(order) + 1), 0))
+                begin, end = load - open_then[kind[1]], load + open_then[kind[2]]
+                kinds[kind] = load, begin, end, np.maximum.accumulate(behind)
+            kind_of.update(dict.fromkeys(group.devices, kind))
         devices, first = [], 0
         for device, last in zip(answer.order, cuts.tolist(), strict=True):
             load, begin, end, banned = kinds[kind_of[device]]
@@ -171,16 +193,31 @@ class _Runs:
             first = last
         return cls(devices, len(order))
 
-    def under(self, threshold: float) -> Ints | None:
-        """Where devices stop under a threshold, sorted; None where they cannot run everything."""
+    def up_to(self, most: float) -> _Runs:
+        """The same, ready to be asked about thresholds up to this one."""
+        after, at = [], 0
+        for device in self.devices:
+            at = device.latest(at, most)
+            after.append(at + 1)
+        least = self._least(most)
+        ready = [device.within(*window) for device, *window in zip(self.devices, least, after, strict=True)]
+        return attrs.evolve(self, devices=ready)
+
+    def _least(self, threshold: float) -> list[int]:
+        """Where each device stops at the earliest, if those after it run the rest; in execution order."""
         least, at = [], self.count
         for device in reversed(self.devices):
             least.append(at)
             at = device.earliest(at, threshold)
-        if at > 0:
+        return least[::-1]
+
+    def under(self, threshold: float) -> Ints | None:
+        """Where devices stop under a threshold, sorted; None where they cannot run everything."""
+        least = self._least(threshold)
+        if self.devices[0].earliest(least[0], threshold) > 0:
             return None
         reached = [np.zeros(1, dtype=np.int64)]
-        for device, place in zip(self.devices, reversed(least), strict=True):
+        for device, place in zip(self.devices, least, strict=True):
             before = reached[-1]
             ends = device.ends(before, place, threshold)
             reached.append(_joined(ends, before[np.searchsorted(before, place) :]))

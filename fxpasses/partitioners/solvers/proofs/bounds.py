@@ -108,7 +108,8 @@ def _joined(weights: Floats, kept: Floats, most: int) -> tuple[Floats, Floats]:
     allowed = np.isfinite(weights)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.nan_to_num(kept / np.where(allowed, weights, 0.0).sum(axis=1))
-    _rows, pattern = np.unique(np.packbits(allowed, axis=1), axis=0, return_inverse=True)
+    bits = np.ascontiguousarray(np.packbits(allowed, axis=1))
+    _rows, pattern = np.unique(bits.view(f"V{bits.shape[1]}").ravel(), return_inverse=True)  # each row a word of bits
     order = np.lexsort((ratio, pattern))
     share = (np.arange(len(order)) * most) // len(order)
     starts = np.flatnonzero(np.append(True, (np.diff(share) > 0) | (np.diff(pattern[order]) > 0)))

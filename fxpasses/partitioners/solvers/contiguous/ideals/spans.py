@@ -8,6 +8,7 @@ Values are charged where they leave and where they enter
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cached_property
 
 import attrs
@@ -86,62 +87,76 @@ class Spans:
         larger &= held[units].astype(np.float32).T @ missing.astype(np.float32) == 0
         return larger
 
-    def loads(self, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
-        """The load of one device of each class for each pair, ``inf`` where it is not under ``below`` or not legal.
+    def loads(
+        self, rows: slice | Ints, columns: slice | Ints, below: float, asked: Sequence[int] | Ints | None = None
+    ) -> Floats:
+        """The load of one device of some classes for each pair, ``inf`` where it is not under ``below`` or not legal.
 
-        ``(classes, rows, columns)``. Compiled code says the same to the last bit, where it is loaded.
+        ``(asked, rows, columns)``, for all classes if None are named. Compiled code says the same to the last bit,
+        where it is loaded.
         """
+        asked = np.arange(len(self.classes)) if asked is None else np.asarray(asked)
         if self.credit is not None:
             by_bytes = self._by_bytes_compiled if "numba" in sys.modules else self._by_bytes
-            return by_bytes(rows, columns, self.credit, below)
-        found = (self._compiled if "numba" in sys.modules else self._in_numpy)(rows, columns, below)
+            return by_bytes(asked, rows, columns, np.array(self.credit), below)
+        first, kind_of = self._kinds
+        needed, place = np.unique(kind_of[asked], return_inverse=True)
+        kinds = first[needed]
+        each = (self._compiled if "numba" in sys.modules else self._in_numpy)(kinds, rows, columns, below)
         passing = self.transfers.passing(rows, columns)
-        for kind, group in enumerate(self.classes):
-            if passing is not None and group.passed is not None:
-                found[kind][passing != group.passed] = np.inf
+        for load, kind in zip(each, kinds.tolist(), strict=True):
+            if passing is not None and (passed := self.classes[kind].passed) is not None:
+                load[passing != passed] = np.inf
             if (banned := self.banned[kind]) is not None:
-                found[kind][banned[columns][None, :] != banned[rows][:, None]] = np.inf
+                load[banned[columns][None, :] != banned[rows][:, None]] = np.inf
+        found: Floats = each if np.array_equal(place, np.arange(len(kinds))) else each[place]
         if self.is_tight:
-            pairs = Pairs.where(np.logical_or.reduce([np.isfinite(load) for load in found]))
+            pairs = Pairs.where(np.logical_or.reduce(np.isfinite(each)))
             size = self.sizes(rows, columns, pairs)
-            for load, group in zip(found, self.classes, strict=True):
-                load.ravel()[pairs.cells[size > group.memory]] = np.inf
+            for load, memory in zip(found, self._memory[asked].tolist(), strict=True):
+                load.ravel()[pairs.cells[size > memory]] = np.inf
         return found
 
-    def _in_numpy(self, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
-        """The loads of nested pairs under a threshold."""
+    def _in_numpy(self, kinds: Ints, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
+        """The loads of nested pairs under a threshold, for some classes."""
         nested = self.nested(rows, columns)
-        found = np.empty((len(self.classes), *nested.shape))
-        ways, way = self._ways
-        saved = [self.transfers.saved(kind, rows, columns) for kind in ways]
-        for kind in range(len(self.classes)):
+        found = np.empty((len(kinds), *nested.shape))
+        saved, way = self._saved(kinds, rows, columns)
+        for place, kind in enumerate(kinds.tolist()):
             start, end = self.transfers.starts[kind][rows], self.transfers.ends[kind][columns]
-            load = start[:, None] + end[None, :] - saved[way[kind]]
+            load = start[:, None] + end[None, :] - saved[way[place]]
             load += self.weight[kind][columns][None, :] - self.weight[kind][rows][:, None]
             np.maximum(load, 0.0, out=load)
-            found[kind] = np.where((load < below) & nested, load, np.inf)
+            found[place] = np.where((load < below) & nested, load, np.inf)
         return found
 
-    def _compiled(self, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
+    def _compiled(self, kinds: Ints, rows: slice | Ints, columns: slice | Ints, below: float) -> Floats:
         """The same."""
         from fxpasses.partitioners.solvers.contiguous.ideals.span_runs import charged  # numba is heavy
 
         numbers, words = (self._numbers(rows), self._numbers(columns)), self.family.words
         bits = words[:, :0] if self.family.is_nested else words
-        ways, way = self._ways
-        saved = np.stack([self.transfers.saved(kind, rows, columns) for kind in ways])
-        found = np.empty((len(self.classes), len(numbers[0]), len(numbers[1])))
-        ends = flat_floats(self.transfers.starts[:, rows]), flat_floats(self.transfers.ends[:, columns])
-        weight = flat_floats(self.weight[:, rows]), flat_floats(self.weight[:, columns])
-        charged(found, saved, way, ends, weight, numbers, (bits[rows], bits[columns]), below, np.empty(len(numbers[1])))
+        saved, way = self._saved(kinds, rows, columns)
+        found = np.empty((len(kinds), len(numbers[0]), len(numbers[1])))
+        ends = flat_floats(self.transfers.starts[kinds][:, rows]), flat_floats(self.transfers.ends[kinds][:, columns])
+        weight = flat_floats(self.weight[kinds][:, rows]), flat_floats(self.weight[kinds][:, columns])
+        apart = np.empty(len(numbers[1]))
+        charged(found, np.stack(saved), way, ends, weight, numbers, (bits[rows], bits[columns]), below, apart)
         return found
+
+    def _saved(self, kinds: Ints, rows: slice | Ints, columns: slice | Ints) -> tuple[list[Floats], Ints]:
+        """What some classes are not charged of open values, for each way to charge; for each class, which it is."""
+        ways, way = self._ways
+        needed, place = np.unique(way[kinds], return_inverse=True)
+        return [self.transfers.saved(ways[number], rows, columns) for number in needed.tolist()], place
 
     def may_weigh(self, ideals: Ints, last: int, below: float) -> Bools:
         """From which ideals to a later one the load may be under ``below``, as far as seconds alone say."""
         if self.credit is not None:
             return np.ones(len(ideals), dtype=bool)
-        slack = SLACK * max((float(weight[-1]) for weight in self.weight), default=0.0)
-        fine = [weight[last] - weight[ideals] < below + slack for weight in self.weight]
+        weights = self.weight[self._kinds[0]]
+        slack = SLACK * float(weights[:, -1].max(initial=0.0))
+        fine = [weight[last] - weight[ideals] < below + slack for weight in weights]
         light: Bools = np.logical_or.reduce(fine)
         return light
 
@@ -174,27 +189,42 @@ class Spans:
         return [way.index(number) for number in range(len(ways))], np.array(way)
 
     @cached_property
+    def _kinds(self) -> tuple[Ints, Ints]:
+        """Of classes that differ in memory only the first; for each class, which of these it is like."""
+        kinds: dict[tuple[object, ...], int] = {}
+        costs = [
+            (*group.charges, group.weight.tobytes(), group.banned.tobytes(), group.passed) for group in self.classes
+        ]
+        kind_of = [kinds.setdefault(own, len(kinds)) for own in costs]
+        return np.array([kind_of.index(number) for number in range(len(kinds))]), np.array(kind_of)
+
+    @cached_property
+    def _memory(self) -> Floats:
+        """The bytes that a device of each class has."""
+        return np.array([group.memory for group in self.classes], dtype=np.float64)
+
+    @cached_property
     def is_tight(self) -> bool:
         """Whether bytes matter: some device has not room for everything."""
-        return self.credit is not None or self.bytes.everything > min(group.memory for group in self.classes)
+        return self.credit is not None or self.bytes.everything > float(self._memory.min())
 
-    def _by_bytes(self, rows: slice | Ints, columns: slice | Ints, credit: tuple[float, ...], below: float) -> Floats:
+    def _by_bytes(self, asked: Ints, rows: slice | Ints, columns: slice | Ints, credit: Floats, below: float) -> Floats:
         nested, ends = self.nested(rows, columns), (self._numbers(rows), self._numbers(columns))
         most = self._enough(credit, below)
         few = nested & (self.bytes.kept_by(*ends) <= most)
         pairs, size = Pairs.where(few), np.zeros(nested.shape)
         size.ravel()[pairs.cells] = self.bytes.of_pairs(*ends, pairs, -1.0, most)
         found = []
-        for kind, group in enumerate(self.classes):
+        for kind in asked.tolist():
             load = np.maximum(size - credit[kind], 0.0)
-            legal = few & (load < below) & (size <= group.memory)
+            legal = few & (load < below) & (size <= self._memory[kind])
             if (banned := self.banned[kind]) is not None:
                 legal &= banned[columns][None, :] == banned[rows][:, None]
             found.append(np.where(legal, load, np.inf))
         return np.stack(found)
 
     def _by_bytes_compiled(
-        self, rows: slice | Ints, columns: slice | Ints, credit: tuple[float, ...], below: float
+        self, asked: Ints, rows: slice | Ints, columns: slice | Ints, credit: Floats, below: float
     ) -> Floats:
         """The same."""
         from fxpasses.partitioners.solvers.contiguous.ideals.byte_runs import needed  # numba is heavy
@@ -204,8 +234,7 @@ class Spans:
         bits = words[:, :0] if self.family.is_nested else words
         by_live = words[:, :0] if sizes.by_live is None else sizes.by_live
         keys = sizes.keys_of(*ends) if len(sizes.key_bytes) else (np.zeros(len(first)), np.zeros((len(first), 0)))
-        memory = np.array([group.memory for group in self.classes], dtype=np.float64)
-        found = np.empty((len(self.classes), len(first), len(second)))
+        found = np.empty((len(asked), len(first), len(second)))
         needed(
             found,
             (sizes.kept[first], sizes.kept[second]),
@@ -215,18 +244,18 @@ class Spans:
             (by_live[first], by_live[second]),
             ends,
             (bits[first], bits[second]),
-            (np.array(credit, dtype=np.float64), memory),
+            (credit[asked], self._memory[asked]),
             below,
             self._enough(credit, below),
         )
-        for kind, banned in enumerate(self.banned):
-            if banned is not None:
-                found[kind][banned[second][None, :] != banned[first][:, None]] = np.inf
+        for load, kind in zip(found, asked.tolist(), strict=True):
+            if (banned := self.banned[kind]) is not None:
+                load[banned[second][None, :] != banned[first][:, None]] = np.inf
         return found
 
-    def _enough(self, credit: tuple[float, ...], below: float) -> float:
+    def _enough(self, credit: Floats, below: float) -> float:
         """More bytes than that are under a threshold on no device."""
-        return min(below + max(credit), max(group.memory for group in self.classes))
+        return min(below + float(credit.max()), float(self._memory.max()))
 
     def _numbers(self, chosen: slice | Ints) -> Ints:
         """The numbers of some ideals."""
@@ -241,9 +270,8 @@ class Spans:
 
     def sizes(self, rows: slice | Ints, columns: slice | Ints, pairs: Pairs) -> Floats:
         """The bytes of some nested pairs, ``(n,)``; small ones may be too large, but fit everywhere."""
-        memory = [group.memory for group in self.classes]
         ends = self._numbers(rows), self._numbers(columns)
-        return self.bytes.of_pairs(*ends, pairs, min(memory), max(memory))
+        return self.bytes.of_pairs(*ends, pairs, float(self._memory.min()), float(self._memory.max()))
 
     def _held_by_all(self, columns: slice | Ints) -> Bools:
         """The units that all of some ideals hold."""

@@ -70,9 +70,8 @@ class Beam:
     def _order(self, below: float, measure: Measure) -> list[int] | None:
         """Devices in an order in which they can run everything under a threshold, if the beam finds one."""
         count = len(self.loads[0])
-        reach = np.stack([count - 1 - (load <= below)[:, ::-1].argmax(axis=1) for load in self.loads])
-        stuck = np.stack([~(load <= below).any(axis=1) for load in self.loads])
-        reach = np.where(stuck, np.arange(count), reach)
+        fine = np.stack([load <= below for load in self.loads])
+        reach = np.where(fine.any(axis=2), count - 1 - fine[:, :, ::-1].argmax(axis=2), np.arange(count))
         position = np.append(0.0, np.cumsum(measure.weight))
         room = np.where(np.isfinite(measure.room), measure.room, 0.0)
         sizes = np.array([len(group.devices) for group in self.classes])
@@ -87,7 +86,7 @@ class Beam:
             source, kind = np.nonzero(used < sizes)
             there = reach[kind, at[source]]
             own = code[source] + codes[kind]
-            order = np.lexsort((kind, source, -there, own))
+            order = np.lexsort((-there, own))
             order = order[np.append(True, own[order][1:] != own[order][:-1])]  # the farthest of each set of devices
             source, kind, there = source[order], kind[order], there[order]
             after = used[source].copy()

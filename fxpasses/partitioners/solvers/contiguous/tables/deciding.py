@@ -248,9 +248,9 @@ class Decision:
             rows = ideals[ideals < ideal]
             if not kinds or not rows.size:
                 continue
-            loads = spans.loads(rows, np.array([ideal]), below * (1 + ROUNDING))
-            for kind in kinds:
-                best = int(np.argmin(loads[kind][:, 0]))
-                if loads[kind][best, 0] < found[0]:
-                    found = (float(loads[kind][best, 0]), before, kind, int(rows[best]))
+            loads = spans.loads(rows, np.array([ideal]), below * (1 + ROUNDING), kinds)[:, :, 0]
+            for kind, load in zip(kinds, loads, strict=True):
+                best = int(np.argmin(load))
+                if load[best] < found[0]:
+                    found = (float(load[best]), before, kind, int(rows[best]))
         return found[1], found[2], found[3], found[0]

@@ -25,7 +25,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import FilledTable, Pipeline, Table
 from fxpasses.partitioners.solvers.reduced.reducing import Units
-from fxpasses.partitioners.solvers.reduced.tables import Floats
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 
 __all__ = ["MAX_BLOCK", "Measure", "Outcome", "PipelineSearch"]
 
@@ -179,10 +179,19 @@ class PipelineSearch:
         if end <= first + 1 or not self._is_alive(table, first, last):
             return
         block = slice(first, last), slice(first + 1, end)
-        loads = spans.loads(*block, below)
-        each = PAIR * (len(self.classes) + 2 * spans.is_tight) + spans.transfers.steps(*block)
+        asked = self._asked(table, first, last)
+        loads = spans.loads(*block, below, asked)
+        each = PAIR * (len(asked) + 2 * spans.is_tight) + spans.transfers.steps(*block)
         table.steps += (last - first) * (end - first) * each
-        (self._compiled if self._is_worth_compiling(table) else self._in_numpy)(table, loads, first)
+        place = np.full(len(self.classes), -1)
+        place[asked] = np.arange(len(asked))
+        (self._compiled if self._is_worth_compiling(table) else self._in_numpy)(table, loads, place, first)
+
+    def _asked(self, table: Table, first: int, last: int) -> Ints:
+        """The classes of devices that come next where a state may have run an ideal of a block."""
+        _skips, begins, kinds, _targets = self.states.flat
+        here = (table.start < last) & (table.stop > first)
+        return np.unique(kinds[np.repeat(here, np.diff(begins))])
 
     def _is_alive(self, table: Table, first: int, last: int) -> bool:
         """Whether some state has run an ideal of a block, and goes on from it."""
@@ -195,16 +204,19 @@ class PipelineSearch:
         """Whether compiled code is loaded, or so much is to do that it should be; the numbers are the same."""
         return "numba" in sys.modules or self._pairs(table) >= MANY_PAIRS
 
-    def _compiled(self, table: Table, loads: Floats, first: int) -> None:
+    def _compiled(self, table: Table, loads: Floats, place: Ints, first: int) -> None:
+        """The same as :meth:`_in_numpy`."""
         from fxpasses.partitioners.solvers.contiguous.tables.table_runs import extend  # numba is heavy
 
         kinds, rows, _columns = loads.shape
         scratch = np.empty((kinds, rows, 2), dtype=np.int64), np.empty(rows, dtype=np.int64), np.empty(rows)
         costs = (CALL, CELL, table.steps)
-        table.steps = extend(loads, first, table.flat, self.states.flat, scratch, self.in_turn, costs)
+        skips, begins, each, targets = self.states.flat
+        moves = skips, begins, place[each], targets
+        table.steps = extend(loads, first, table.flat, moves, scratch, self.in_turn, costs)
 
-    def _in_numpy(self, table: Table, loads: Floats, first: int) -> None:
-        """The same."""
+    def _in_numpy(self, table: Table, loads: Floats, place: Ints, first: int) -> None:
+        """Go on from each ideal of a block; ``place`` says where the loads of each class are, ``(classes,)``."""
         for state, moves in enumerate(self.states.moves):
             low, value = table.between(state, first, first + loads.shape[1])
             if not moves or not len(value):
@@ -218,7 +230,7 @@ class PipelineSearch:
             for kind, there in moves:
                 begin, best = table.between(there, first + 1 + int(rows[0]), first + 1 + loads.shape[2])
                 if len(best):
-                    own = loads[kind][rows, begin - first - 1 : begin - first - 1 + len(best)]
+                    own = loads[place[kind]][rows, begin - first - 1 : begin - first - 1 + len(best)]
                     found = (np.add if self.in_turn else np.maximum)(own, value[alive, None]).min(axis=0)
                     np.copyto(best, found, where=found < best)
                     table.steps += CELL * len(rows) * len(best) + CALL

@@ -222,11 +222,12 @@ class FilledTable:
         below = self.below * ROUNDING if table.value(state, ideal) < self.below else self.below
         every = every[self.spans.may_weigh(every, ideal, below)]
         rows = {before: np.intersect1d(own, every, assume_unique=True) for before, own in rows.items()}
-        loads = self.spans.loads(every, np.array([ideal]), below)
-        for before, kind in self._sources[state]:
+        asked = [kind for _before, kind in self._sources[state]]
+        loads = self.spans.loads(every, np.array([ideal]), below, asked)
+        for (before, kind), load in zip(self._sources[state], loads, strict=True):
             if self.states.skips[before] == state and table.value(before, ideal) <= most:
                 found.append(_Steps(before, -1, np.array([ideal]), np.zeros(1), np.zeros(1)))
-            own = loads[kind][np.searchsorted(every, rows[before]), 0]
+            own = load[np.searchsorted(every, rows[before]), 0]
             fine = np.isfinite(own)
             ideals = rows[before][fine]
             if ideals.size:

@@ -25,13 +25,13 @@ def extend(
     """Lower the best values to those by way of some ideals; ``nan`` stays.
 
     Args:
-        loads: What a device of each class weighs from each of these ideals to those behind the first of them, ``inf``
-            where it cannot run that, ``(classes, rows, columns)``.
+        loads: What a device of some classes weighs from each of these ideals to those behind the first of them,
+            ``inf`` where it cannot run that, ``(classes, rows, columns)``.
         first: The number of the first ideal.
         table: The best values of all states, one after the other; for each state where they begin, its first ideal,
             and the one behind its last, ``(states,)``.
         moves: For each state the one that leaves the next device out, or -1, ``(states,)``; where its moves begin,
-            ``(states + 1,)``; for each move the class of the device, and the state after it.
+            ``(states + 1,)``; for each move whose loads these are, and the state after it.
         scratch: Room for the columns in which each class and row has loads, ``(classes, rows, 2)``, for rows, and for
             their values, ``(rows,)``.
         in_turn: Whether loads add up, or the largest counts.
