@@ -28,7 +28,7 @@ def absorbed(units: Units, classes: tuple[DeviceClass, ...]) -> Bools:
     fine = np.ones(units.size, dtype=bool)
     ahead, back = ordered(units, back=False), ordered(units, back=True)
     only = (np.bincount(units.uses[:, 0], minlength=len(units.source)) == 1)[units.uses[:, 0]]
-    for group in classes:
+    for group in {group.costs: group for group in classes}.values():
         fine &= _saves(units, group, ahead, back, only)
     return fine
 

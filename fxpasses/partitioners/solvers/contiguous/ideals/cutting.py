@@ -191,13 +191,20 @@ def ideals_near(units: Units, cuts: Iterable[Sequence[int]], limit: int) -> Word
         [_mask(own) for own in units.predecessors],
         [_mask(own) for own in units.successors],
         [(*before, *after) for before, after in zip(units.predecessors, units.successors, strict=True)],
+        _pairs(units.predecessors),
     )
     found = dict.fromkeys([0, (1 << units.size) - 1])
     for cut in cuts:
-        found.update(neighbours.near(_mask(cut), limit))
+        found.update(neighbours.near(cut, limit))
     size = -(-units.size // 64) * 8 or 8
     rows = np.frombuffer(b"".join(ideal.to_bytes(size, "little") for ideal in found), dtype=np.uint64)
     return rows.reshape(len(found), -1)
+
+
+def _pairs(needs: Sequence[Sequence[int]]) -> Ints:
+    """Each unit that another one needs, and that one, ``(2, n)``."""
+    pairs = [(first, unit) for unit, own in enumerate(needs) for first in own]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
 
 def _mask(units: Iterable[int]) -> int:
@@ -206,17 +213,18 @@ def _mask(units: Iterable[int]) -> int:
 
 @attrs.frozen
 class _Neighbours:
-    """What each unit needs, which units need it, both as bits, and all of them in order."""
+    """What each unit needs, which units need it, both as bits, and all of them in order; all pairs of the two."""
 
     needs: list[int]
     users: list[int]
     beside: list[tuple[int, ...]]
+    pairs: Ints
 
-    def near(self, ideal: int, limit: int) -> dict[int, None]:
+    def near(self, cut: Sequence[int], limit: int) -> dict[int, None]:
         """The ideals near one, nearest first."""
+        ideal = _mask(cut)
         found = {ideal: None}
-        units: Sequence[int] = sorted(range(len(self.needs)), key=lambda unit: ideal >> unit & 1)
-        waiting = [(ideal, units, units)]
+        waiting: list[tuple[int, list[int], tuple[int, ...]]] = [(ideal, self._movable(cut), ())]
         for here, movable, changed in waiting:  # most are never gone on from, so what moves there is asked only now
             held = {unit for unit in changed if not self._moves(unit, here)}
             movable = [unit for unit in dict.fromkeys([*movable, *changed]) if unit not in held]
@@ -228,6 +236,17 @@ class _Neighbours:
                     if len(found) >= limit:
                         return found
         return found
+
+    def _movable(self, cut: Sequence[int]) -> list[int]:
+        """The units that are ready, then those that can be removed, all looked at together."""
+        inside = np.zeros(len(self.needs), dtype=bool)
+        inside[list(cut)] = True
+        first, second = self.pairs
+        is_held = inside.copy()
+        is_held[second[~inside[first]]] = True
+        is_used = ~inside
+        is_used[first[inside[second]]] = True
+        return [*np.flatnonzero(~is_held).tolist(), *np.flatnonzero(~is_used).tolist()]
 
     def _moves(self, unit: int, ideal: int) -> bool:
         return not (self.users[unit] & ideal if ideal >> unit & 1 else self.needs[unit] & ~ideal)

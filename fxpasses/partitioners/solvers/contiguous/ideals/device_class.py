@@ -48,3 +48,8 @@ class DeviceClass:
         """What tells the crossings of two classes apart."""
         every = (self.leaving, self.entering, self.to_next, self.from_last)
         return tuple(b"" if each is None else each.tobytes() for each in every)
+
+    @cached_property
+    def costs(self) -> tuple[object, ...]:
+        """What tells two classes apart, but for their memory."""
+        return (*self.charges, self.weight.tobytes(), self.banned.tobytes(), self.passed)

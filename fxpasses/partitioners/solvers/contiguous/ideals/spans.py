@@ -192,10 +192,7 @@ class Spans:
     def _kinds(self) -> tuple[Ints, Ints]:
         """Of classes that differ in memory only the first; for each class, which of these it is like."""
         kinds: dict[tuple[object, ...], int] = {}
-        costs = [
-            (*group.charges, group.weight.tobytes(), group.banned.tobytes(), group.passed) for group in self.classes
-        ]
-        kind_of = [kinds.setdefault(own, len(kinds)) for own in costs]
+        kind_of = [kinds.setdefault(group.costs, len(kinds)) for group in self.classes]
         return np.array([kind_of.index(number) for number in range(len(kinds))]), np.array(kind_of)
 
     @cached_property
