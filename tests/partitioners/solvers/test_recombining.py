@@ -380,7 +380,6 @@ def test_much_time_that_no_proof_needs_goes_into_other_draws(monkeypatch: pytest
     solve_placement(attrs.evolve(problem, time_budget=40.0))
 
     assert asked[:2] == [certifying.RECOMBINING / 2] * 2
-    assert len(asked) == 3
     assert 19 < asked[2] < 20.1
     assert 1.9 * STEPS_A_SECOND < narrowed[1] < 2.1 * STEPS_A_SECOND
-    assert len(narrowed) == 2
+    assert (asked[3:], narrowed[2:]) == (asked[:1], narrowed[:1])  # in the end as in the usual second

@@ -73,6 +73,8 @@ LIGHT, LIGHT_AT_ONCE = 0.5, 0.3
 """The part of time_budget for that bound where it is mostly worth it, and where it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
+USUAL, MORE = attrs.fields(PlacementProblem).time_budget.default, 2.0
+"""The seconds that are used where none are given, and how many times these are more than usual."""
 SHARED = 0.5
 """The part of the time for the search where an integer program may follow, or what knows that links differ."""
 STOPS = 1000
@@ -106,17 +108,37 @@ def solve_pipeline(
     fitted = where_they_fit(units, tables.memory)
     if fitted is not None:
         try:
-            return _solved(problem, tables, fold_leaves(problem, tables, fitted), seconds)
+            return _never_worse(problem, tables, fold_leaves(problem, tables, fitted), seconds)
         except PlacementError:  # what is missing is told about the problem as it was put
             if problem.explain == "never":
                 raise
-    return _solved(problem, tables, units, seconds)
+    return _never_worse(problem, tables, units, seconds)
+
+
+def _never_worse(
+    problem: PlacementProblem, tables: CostTables, units: Units, seconds: float
+) -> tuple[Ints, tuple[int, ...], float]:
+    """The answer for units that are left when all that can be joined is joined; with more time no worse than usual.
+
+    Searches go other ways with more time, and mostly find more; what they do not prove is looked for as usual, too.
+    """
+    found = _solved(problem, tables, units, seconds)
+    has_more = problem.time_budget >= MORE * USUAL and not problem.has_little_effort and not is_long(units)
+    if not has_more or _is_proven(problem, tables, found):
+        return found
+    usual = _solved(attrs.evolve(problem, time_budget=USUAL, explain="never"), tables, units, seconds)
+    best = min(found, usual, key=lambda each: evaluate(tables, each[0]).rank(problem.objective))
+    return *best[:2], max(found[2], usual[2])
+
+
+def _is_proven(problem: PlacementProblem, tables: CostTables, found: tuple[Ints, tuple[int, ...], float]) -> bool:
+    return evaluate(tables, found[0]).value(problem.objective) <= found[2]
 
 
 def _solved(
     problem: PlacementProblem, tables: CostTables, units: Units, seconds: float
 ) -> tuple[Ints, tuple[int, ...], float]:
-    """The answer for units that are left when all that can be joined is joined."""
+    """The same, searched for in the time that is given."""
     search = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))
     if not is_long(units):
         search.account.first = STEPS_A_SECOND * seconds

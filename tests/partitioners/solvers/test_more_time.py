@@ -1,0 +1,61 @@
+"""More time never makes a pipeline worse than one that is found in the usual time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+import networkx as nx
+import pytest
+
+from benchmarks.placement_workloads import mixed
+from fxpasses.partitioners import PlacementProblem, solve_placement
+from fxpasses.partitioners.solvers.contiguous import solving as pipelines
+
+
+def tree(nodes: int, seed: int) -> PlacementProblem:
+    """Each node but the first is needed by one of the thirty before it; five devices of different speeds."""
+    draw = random.Random(seed)
+    graph: nx.DiGraph[Any] = nx.DiGraph()
+    for node in range(nodes):
+        facts = {"seconds": draw.uniform(0.1, 1), "kept_bytes": draw.randrange(100)}
+        graph.add_node(node, **facts, output_seconds=draw.uniform(0, 0.5))
+        if node:
+            graph.add_edge(node, draw.randrange(max(0, node - 30), node))
+    return mixed(graph, (1, 0.9, 0.7, 0.5, 0.4), memory=1.5, objective="throughput")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The budgets with which a pipeline is searched for."""
+    budgets, solved = list[float](), pipelines._solved
+
+    def remembered(problem: PlacementProblem, *given: Any) -> Any:
+        budgets.append(problem.time_budget)
+        return solved(problem, *given)
+
+    monkeypatch.setattr(pipelines, "_solved", remembered)
+    return budgets
+
+
+def test_twice_the_usual_time_is_not_worse(asked: list[float]) -> None:
+    """Alone, the search of two seconds ends at 9.94 here, that of one at 9.82."""
+    problem = tree(60, 1)
+    usual, twice = (solve_placement(attrs.evolve(problem, time_budget=budget)) for budget in (1.0, 2.0))
+
+    assert asked == [1.0, 2.0, 1.0]
+    assert twice.objective_value <= usual.objective_value
+    assert twice.bound >= usual.bound
+    assert not twice.is_optimal
+
+
+@pytest.mark.parametrize("options", [{"time_budget": 1.5}, {"time_budget": 2.0, "effort": 0.0}])
+def test_little_time_and_little_effort_are_spent_once(options: dict[str, Any], asked: list[float]) -> None:
+    assert not solve_placement(attrs.evolve(tree(60, 1), **options)).is_optimal
+    assert asked == [options["time_budget"]]
+
+
+def test_what_is_proven_is_not_looked_for_again(asked: list[float]) -> None:
+    assert solve_placement(attrs.evolve(tree(12, 1), time_budget=2.0)).is_optimal
+    assert asked == [2.0]
