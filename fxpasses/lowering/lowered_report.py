@@ -1,4 +1,4 @@
-"""The rows of a report about a lowered model that its graph tells: what really crosses, and why."""
+"""The rows of a report about a lowered model that its graph tells: what crosses, and why."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["copy_rows"]
 
 
 def copy_rows(lowered: GraphModule, topology: Topology, planned: Iterable[CopyRow] = ()) -> tuple[CopyRow, ...]:
-    """A row for each transfer of a placed graph, in execution order.
+    """A row for each transfer: first of state that is shared by parts on one torch device, then as the graph runs.
 
     Args:
-        lowered: The placed graph.
+        lowered: The placed graph. It has no copy where state is there already, which other devices would be sent.
         topology: The devices and links.
         planned: What was expected to cross; these rows know the operators that use a value.
     """
-    reasons = {(row.value, row.source, row.target): row.why for row in planned}
+    expected = {(row.value, row.source, row.target): row for row in planned}
     rows = []
     for node in lowered.graph.nodes:
         if not COPY_OF.has(node):
@@ -38,11 +38,12 @@ def copy_rows(lowered: GraphModule, topology: Topology, planned: Iterable[CopyRo
                 sent.size,
                 "x".join(str(size) for size in getattr(value, "shape", ())),
                 _transfer_seconds(topology, sent.source, sent.target, sent.size) * 1e3,
-                reasons.get((name, sent.source, sent.target))
-                or (f"{users} uses it" if users else "the result is wanted there"),
+                row.why
+                if (row := expected.pop((name, sent.source, sent.target), None))
+                else (f"{users} uses it" if users else "the result is wanted there"),
             )
         )
-    return tuple(rows)
+    return (*expected.values(), *rows)
 
 
 def _operator_name(lowered: GraphModule, copy: Node, name: str) -> str:

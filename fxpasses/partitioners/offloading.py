@@ -41,6 +41,8 @@ __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloadi
 
 _PARTS_IN_MEMORY = (8, 16, 32, math.inf)
 """Into how many parts the free memory of a device may be divided: two of them are for loading, the others stay."""
+_FINEST = (0.0, -1.0)
+"""The most bytes of state in a part where nothing else fits: what needs none is apart from it, or everything is."""
 
 _FASTER = 0.999
 """Smaller parts, of which there are more, have to take less than this share of the time."""
@@ -256,7 +258,9 @@ def _offload_one(
     least = max(sum(_loadable(figures, members).values()) for _, members in units)
     room = device.memory - uses.course.memory(device.name).activations
     missing, best, value = math.inf, None, math.inf
-    for limit in dict.fromkeys(max(least, room / parts) for parts in _PARTS_IN_MEMORY):
+    for limit in (*dict.fromkeys(max(least, room / parts) for parts in _PARTS_IN_MEMORY), *_FINEST):
+        if best is not None and limit <= 0:
+            break
         cut = _cut(figures, placement, device, units, limit)
         names = tuple(part for part, on in cut.device_of.items() if on.name == device.name)
         finer = _uses(measured, cut)

@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from examples import bert, resnet
-from fxpasses import CaptureError, Device, InfeasibleError, InputError, LoweredModule, PlacementError, lower
+from fxpasses import CaptureError, Device, InfeasibleError, InputError, LoweredModule, PlacementError, lower, place
 from fxpasses.cli.demo_model import demo_llama
 from fxpasses.partitioners.placing.device_reasons import NONE_FOUND
 from fxpasses.passes.placement import copies_of
@@ -167,6 +167,46 @@ def test_tied_weights_stay_one_tensor_and_count_once_a_device() -> None:
     assert set(model.state_dict()) >= set(state)
     weight = model.embed.weight
     assert any(value.data_ptr() == weight.data_ptr() for value in state.values())
+
+
+class Scaled(nn.Module):
+    """A product with what another module has, too."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        if isinstance(scale, nn.Parameter):
+            self.scale = scale
+        else:
+            self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) @ self.scale
+
+
+class SharedScale(nn.Module):
+    """Two modules with one parameter, or one buffer that is only read."""
+
+    def __init__(self, is_parameter: bool) -> None:
+        super().__init__()
+        scale = nn.Parameter(torch.eye(64)) if is_parameter else torch.eye(64)
+        self.a, self.b = Scaled(scale), Scaled(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_the_report_lists_the_copies_of_shared_state_that_the_plan_counts(is_parameter: bool) -> None:
+    """On one torch device it is one tensor; other devices would be sent it, and the figures say so."""
+    model = SharedScale(is_parameter).eval()
+    options: dict[str, Any] = {"devices": cpu_pair(), "pinned": {"a": "left", "b": "right"}, "objective": "throughput"}
+    planned = place(model, (torch.randn(4, 64),), **options)
+    lowered = lower(model, (torch.randn(4, 64),), **options)
+
+    assert set(lowered.report.copies) == set(planned.report().copies)
+    assert sorted(row.size for row in lowered.report.copies) == [4 * 64 * 4, 64 * 64 * 4]
+    assert {row.value for row in lowered.report.copies} == {row["value"] for row in lowered.plan.copies}
 
 
 def test_a_tied_weight_on_two_kinds_of_device_stays_one_parameter_that_is_copied_in_each_run() -> None:

@@ -12,10 +12,12 @@ import attrs
 from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER, does_not_fit
+from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.device_search import search
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
+from fxpasses.partitioners.placing.searches.near_placements import near_placements
 from fxpasses.partitioners.placing.state_nodes import state_nodes
 from fxpasses.partitioners.solvers.solving import bound_in_turn, solve_in_turn, solve_whole_parts
 
@@ -150,6 +152,9 @@ def _in_turn(
             cuts = cuts.with_first_users
         with contextlib.suppress(PlacementError):
             found.append(search(figures, told, "pipeline", whole, fallbacks=False, cuts=cuts))
+    if found and _least(found) > bound * (1 + ENOUGH):
+        problem = request.problem(figures, "pipeline", figures.needs)
+        found += near_placements(figures, request, problem, _starts(found), bound)
     bound = max([bound, *(each.bound for each in found if each.contiguity == kind)])
     return [attrs.evolve(each, contiguity=kind, bound=min(bound, each.value)) for each in found]
 
@@ -158,6 +163,10 @@ def _bound_in_turn(figures: GraphFigures, request: Request, found: list[Found]) 
     plain = attrs.evolve(figures, sends_state=False) if figures.shared_state else figures
     problem = request.problem(plain, "pipeline", plain.needs)  # a parameter is sent beside the work
     return bound_in_turn(problem, _least(found))
+
+
+def _starts(found: list[Found]) -> list[Runs]:
+    return [each.runs for each in sorted(found, key=lambda each: each.value)]
 
 
 def _least(found: list[Found]) -> float:

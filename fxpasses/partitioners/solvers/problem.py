@@ -22,7 +22,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.solvers.gaps import gap_above
 from fxpasses.units import plain_number
 
-__all__ = ["Node", "PlacementProblem", "PlacementSolution", "as_groups"]
+__all__ = ["USUAL_SECONDS", "Node", "PlacementProblem", "PlacementSolution", "as_groups"]
 
 Node = Hashable
 
@@ -35,6 +35,8 @@ LEAST_EFFORT = 0.2
 """What they get in any case: enough for problems of ten nodes."""
 LONGEST = 1e9
 """Seconds: no budget is longer."""
+USUAL_SECONDS = 1.0
+"""The time budget where none is given."""
 PROGRAM = 1.5
 """Seconds that a program gets beside those of the budget: what proves most problems of sixteen nodes."""
 
@@ -128,7 +130,7 @@ class PlacementProblem:
     colocate: tuple[tuple[Node, ...], ...] = attrs.field(default=(), kw_only=True, converter=as_groups)
     pinned: Mapping[Node, str] = attrs.field(factory=dict, kw_only=True)
     forbidden: Mapping[Node, Collection[str]] = attrs.field(factory=dict, kw_only=True)
-    time_budget: float = attrs.field(default=1.0, kw_only=True, converter=_seconds)
+    time_budget: float = attrs.field(default=USUAL_SECONDS, kw_only=True, converter=_seconds)
     seed: int = attrs.field(default=0, kw_only=True, converter=plain_number)
     effort: float | None = attrs.field(default=None, kw_only=True)
     explain: str = attrs.field(default="always", kw_only=True)

@@ -1,17 +1,15 @@
-"""Better free placements of small graphs, budgets kept as memory is predicted: one unit moves, or two change places.
+"""Better placements of small graphs, budgets kept as memory is predicted: one unit moves, or two change places.
 
 The solvers know memory only roughly, so where budgets are tight their answers pass them, or keep far from them; and
-they do not know that parts run as wholes. Of a tiny graph all placements are looked at. Otherwise each change is
+they do not know that parts run as wholes. Of a tiny graph all free placements are looked at. Otherwise each change is
 followed as a placement would run; what passes budgets by fewer bytes is better, then what takes less. Where no change
-helps any more, a few units that are joined go elsewhere together, and changes begin there (iterated local search:
-Lourenço, Martin and Stützle 2003).
+helps any more, a leap is made, and changes begin there (iterated local search: Lourenço, Martin and Stützle 2003).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -21,13 +19,14 @@ from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_runs import Runs, runs_by_schedule, runs_of
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
-from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.every_placement import best_of_all
 from fxpasses.partitioners.placing.searches.least_values import LeastValues
 from fxpasses.partitioners.placing.searches.movable_units import MovableUnit, movable_units
 from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
 from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial
+from fxpasses.partitioners.placing.searches.unit_changes import AnyChanges, PipelineChanges, UnitChanges
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, tables_of
@@ -39,8 +38,10 @@ TRACE_A_NODE = 2e-3
 AGAIN = 0.05
 """What a placement counts that was seen before, in trials."""
 LEAST_SECONDS = 0.5
-LEAP, AFTERWARDS = 3, 200
-"""The most units that go elsewhere together, and how many changes may follow before the best is gone on from again."""
+APART = 1 << 60
+"""What a part beside one for each device counts in bytes, where a pipeline is wanted."""
+AFTERWARDS = 200
+"""How many changes may follow a leap before the best is gone on from again."""
 
 
 def near_placements(
@@ -51,33 +52,36 @@ def near_placements(
     bound: float,
     nearest: Nearest | None = None,
 ) -> list[Found]:
-    """Free placements that changes of some lead to, where they keep the budgets; none for larger graphs.
+    """Placements that changes of some lead to, where they keep the budgets; none for larger graphs.
 
     Args:
         figures: The measured graph.
         request: What the caller asks for.
-        problem: What it is as a problem of free placements.
+        problem: What it is as a problem of free placements, or of pipelines: these are looked for.
         starts: Placements, the most promising first; as many as there is time for are changed as long as that helps.
-        bound: No free placement is below it.
+        bound: No such placement is below it.
         nearest: What is told of those that pass budgets.
     """
+    contiguity: Contiguity = "pipeline" if problem.contiguity == "pipeline" else "free"
     trials = int(max(LEAST_SECONDS, request.time_budget) / seconds_of_trial(request, len(figures.nodes)))
     if trials < len(starts):
         return []
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    known, is_all = best_of_all(figures, request, tables, units, trials, bound)
-    found = [] if known is None else [known]
-    if is_all and (found or request.objective != "latency"):  # other turns may need fewer bytes than the graph's own
-        return found
-    nearby = _Nearby.of(figures, request, tables, units)
-    units_of_start = len(nearby.units) * len(nearby.names)
+    found = list[Found]()
+    if contiguity == "free":
+        known, is_all = best_of_all(figures, request, tables, units, trials, bound)
+        found = [] if known is None else [known]
+        if is_all and (found or request.objective != "latency"):  # other turns may need fewer bytes than the graph's
+            return found
+    nearby = _Nearby.of(figures, request, contiguity, tables, units)
+    units_of_start = len(nearby.units) * len(request.topology.devices)
     starts = starts[: max(trials // units_of_start, int(2 * trials >= len(nearby.units)))]
     for start in starts:
         best = nearby.best(start, trials // len(starts), bound)
         if not best.over:
-            found.append(Found.of(figures, request, "free", best.runs, bound))
-        elif nearest is not None:
+            found.append(Found.of(figures, request, contiguity, best.runs, bound))
+        elif nearest is not None and best.over < APART:
             nearest.look_at(best.runs, check_until_over(figures, request, best.runs))
     return found
 
@@ -113,25 +117,28 @@ class _Seen:
 
 @attrs.frozen(eq=False)
 class _Nearby:
-    """The units of a graph, on which devices each may be, and which others use its values or make those it uses.
-
-    With what tells which value no parts of a placement are below.
-    """
+    """What placements of a graph are changed to, with what tells which value no parts of one are below."""
 
     figures: GraphFigures
     request: Request
-    names: tuple[str, ...]
-    units: tuple[MovableUnit, ...]
-    joined: tuple[tuple[int, ...], ...]
+    changes: UnitChanges
     least: Callable[[Mapping[Node, str]], float]
     _seen: dict[tuple[str, ...], _Seen] = attrs.field(factory=dict, init=False)
 
     @classmethod
-    def of(cls, figures: GraphFigures, request: Request, tables: CostTables, units: Units) -> _Nearby:
+    def of(
+        cls, figures: GraphFigures, request: Request, contiguity: Contiguity, tables: CostTables, units: Units
+    ) -> _Nearby:
         names = tuple(device.name for device in request.topology.devices)
         found = movable_units(tables, units, names)
+        kind: type[AnyChanges | PipelineChanges] = PipelineChanges if contiguity == "pipeline" else AnyChanges
         least = LeastValues.of(figures, request.topology).asked(request.objective)
-        return cls(figures, request, names, found, _joined([nodes for nodes, _ in found]), least)
+        return cls(figures, request, kind.among(names, found), least)
+
+    @property
+    def units(self) -> tuple[MovableUnit, ...]:
+        """What moves from one device to another."""
+        return self.changes.units
 
     def best(self, start: Runs, trials: float, bound: float) -> _Trial:
         """Take the first change that helps, and go on from there, until none does; then leap from the best, and so on.
@@ -140,14 +147,14 @@ class _Nearby:
         """
         home = {node: start.device_of[str(part)] for node, part in start.assignment.partition_of.items()}
         best, turns = self._tried(home, None), None
-        if self.request.objective == "latency":
+        if self.request.objective == "latency" and isinstance(self.changes, AnyChanges):
             turns = _turns(start)
             best, turns = min((best, None), (self._tried(home, turns), turns), key=lambda each: each[0].rank)
         self._seen.clear()  # they were seen in the turns of another start
         best, left = self._improved(best, turns, trials)
-        draw = np.random.default_rng(self.request.seed)
+        draw, leaps = np.random.default_rng(self.request.seed), self.changes.leaps(best.home)
         while left > 0 and best.value > bound * (1 + 1e-9):
-            traced, (first, home) = self._traced, self._leap(best.home, draw)
+            traced, (first, home) = self._traced, next(leaps, None) or self.changes.leap(best.home, draw)
             there = self._tried(home, turns)
             left -= self._took(traced)
             found, left = self._improved(there, turns, left, first, most=AFTERWARDS, pairs=False)
@@ -166,7 +173,7 @@ class _Nearby:
     ) -> tuple[_Trial, float]:
         """Where ``most`` changes that help lead to, the first one each time, and how many trials are left then."""
         while True:
-            for number, home in self._changes(best.home, first, pairs):
+            for number, home in self.changes.of(best.home, first, pairs):
                 if trials <= 0 or most <= 0:
                     return best, max(trials, 0.0)
                 better, took = self._better(home, turns, best)
@@ -176,41 +183,6 @@ class _Nearby:
                     break
             else:
                 return best, trials
-
-    def _leap(self, home: Mapping[Node, str], draw: np.random.Generator) -> tuple[int, dict[Node, str]]:
-        """A few units that are joined on a device where the first of them is not; and the number of that one."""
-        first, size = int(draw.integers(len(self.units))), int(draw.integers(1, LEAP + 1))
-        nodes, may = self.units[first]
-        others = [name for name in may if name != home[nodes[0]]]
-        if not others:
-            return first, dict(home)
-        target, leaping, near = others[int(draw.integers(len(others)))], [first], self.joined[first]
-        while near and len(leaping) < size:
-            leaping.append(near[int(draw.integers(len(near)))])
-            beside = dict.fromkeys(other for number in leaping for other in self.joined[number])
-            near = tuple(other for other in beside if other not in leaping)
-        moved = (nodes for nodes, may in map(self.units.__getitem__, leaping) if target in may)
-        return first, {**home, **dict.fromkeys(itertools.chain.from_iterable(moved), target)}
-
-    def _changes(self, home: Mapping[Node, str], first: int, pairs: bool) -> Iterator[tuple[int, dict[Node, str]]]:
-        """One unit on another device, first where a neighbour is; then, for ``pairs``, two in each other's place.
-
-        Units come in turn from the first one on; each change is told with the number of its unit.
-        """
-        turn = [(first + step) % len(self.units) for step in range(len(self.units))]
-        at = [home[nodes[0]] for nodes, _ in self.units]
-        for beside in (True, False):
-            for number in turn:
-                nodes, may = self.units[number]
-                near = {at[other] for other in self.joined[number]}
-                for name in may:
-                    if name != at[number] and (name in near) == beside:
-                        yield number, {**home, **dict.fromkeys(nodes, name)}
-        for number, partner in itertools.combinations(turn, 2) if pairs else ():
-            (one, may_one), (other, may_other) = self.units[number], self.units[partner]
-            here, there = at[number], at[partner]
-            if here != there and there in may_one and here in may_other:
-                yield number, {**home, **dict.fromkeys(one, there), **dict.fromkeys(other, here)}
 
     def _tried(self, home: Mapping[Node, str], turns: Mapping[Node, float] | None) -> _Trial:
         """What a placement needs and takes."""
@@ -261,21 +233,13 @@ class _Nearby:
         return cut(self.figures.graph_module, home, self.figures.dependencies, turns)
 
     def _over(self, runs: Runs) -> int:
+        if apart := self.changes.apart(runs):
+            return apart * APART
         return sum(check_until_over(self.figures, self.request, runs).over.values())
 
     def _value(self, runs: Runs) -> float:
         request = self.request
         return objective_value(self.figures, request.topology, request.objective, runs, request.training)
-
-
-def _joined(units: Sequence[tuple[Node, ...]]) -> tuple[tuple[int, ...], ...]:
-    number = {node: at for at, nodes in enumerate(units) for node in nodes}
-    found = []
-    for at, nodes in enumerate(units):
-        near = dict.fromkeys(other for node in nodes for other in (*node.all_input_nodes, *node.users))
-        others = dict.fromkeys(number[other] for other in near if other in number)
-        found.append(tuple(other for other in others if other != at))
-    return tuple(found)
 
 
 def _turns(runs: Runs) -> dict[Node, float]:

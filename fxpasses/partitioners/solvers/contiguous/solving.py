@@ -37,7 +37,7 @@ from fxpasses.partitioners.solvers.contiguous.spreading import spread
 from fxpasses.partitioners.solvers.contiguous.tables.filled_tables import Pipeline
 from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import no_pipeline
 from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import tight_answer, why_not
-from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.problem import USUAL_SECONDS, PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound
 from fxpasses.partitioners.solvers.reduced.fitting import where_they_fit
@@ -73,8 +73,8 @@ LIGHT, LIGHT_AT_ONCE = 0.5, 0.3
 """The part of time_budget for that bound where it is mostly worth it, and where it is asked for in any case."""
 MANY_VIEWS = 100
 """Units that only pass a value on from which on a bound is asked for that lets them run anywhere."""
-USUAL, MORE = attrs.fields(PlacementProblem).time_budget.default, 2.0
-"""The seconds that are used where none are given, and how many times these are more than usual."""
+MORE = 2.0
+"""How many times the usual seconds are so many that these are spent once more."""
 SHARED = 0.5
 """The part of the time for the search where an integer program may follow, or what knows that links differ."""
 STOPS = 1000
@@ -123,10 +123,10 @@ def _never_worse(
     Searches go other ways with more time, and mostly find more; what they do not prove is looked for as usual, too.
     """
     found = _solved(problem, tables, units, seconds)
-    has_more = problem.time_budget >= MORE * USUAL and not problem.has_little_effort and not is_long(units)
+    has_more = problem.time_budget >= MORE * USUAL_SECONDS and not problem.has_little_effort and not is_long(units)
     if not has_more or _is_proven(problem, tables, found):
         return found
-    usual = _solved(attrs.evolve(problem, time_budget=USUAL, explain="never"), tables, units, seconds)
+    usual = _solved(attrs.evolve(problem, time_budget=USUAL_SECONDS, explain="never"), tables, units, seconds)
     best = min(found, usual, key=lambda each: evaluate(tables, each[0]).rank(problem.objective))
     return *best[:2], max(found[2], usual[2])
 

@@ -80,7 +80,7 @@ def nearby(graph: GraphModule, request: Request) -> _Nearby:
     figures = GraphFigures.of(graph)
     tables = tables_of(request.problem(figures, "free", figures.needs))
     problem = request.problem(figures, "free", figures.needs)
-    return _Nearby.of(figures, request, tables, reduce_problem(problem, tables))
+    return _Nearby.of(figures, request, "free", tables, reduce_problem(problem, tables))
 
 
 def test_a_unit_goes_first_to_a_device_that_has_a_neighbour() -> None:
@@ -91,14 +91,14 @@ def test_a_unit_goes_first_to_a_device_that_has_a_neighbour() -> None:
     home = {node: "b" if is_left(node) else "a" for nodes, _ in near.units for node in nodes}
     at = [home[nodes[0]] for nodes, _ in near.units]
 
-    changes = list(near._changes(home, 2, pairs=False))
+    changes = list(near.changes.of(home, 2, pairs=False))
 
     told = [(number, changed[near.units[number][0][0]]) for number, changed in changes]
-    beside = [device in {at[other] for other in near.joined[number]} for number, device in told]
+    beside = [device in {at[other] for other in near.changes.joined[number]} for number, device in told]
     assert beside == sorted(beside, reverse=True)
     assert 0 < sum(beside) < len(beside)
     assert len(set(told)) == len(told) == 2 * len(near.units)
-    both = list(near._changes(home, 2, pairs=True))
+    both = list(near.changes.of(home, 2, pairs=True))
     assert [changed for _, changed in both[: len(changes)]] == [changed for _, changed in changes]
     assert len(both) == len(changes) + at.count("a") * at.count("b")
 
