@@ -16,7 +16,7 @@ from fxpasses.errors import InputError
 from fxpasses.lowering.written_inputs import WrittenInputs
 from fxpasses.partitioners.tensor_sizes import tensors_in
 from fxpasses.passes.placing_parts.shared_memory import SharedMemory
-from fxpasses.programs.input_contract import InputContract
+from fxpasses.programs.input_contract import InputContract, is_traced
 
 __all__ = ["GivenInputs"]
 
@@ -89,6 +89,8 @@ class GivenInputs:
 
     def _bring(self, leaves: list[Any]) -> bool:
         """Put what is elsewhere where it is read; whether there was any."""
+        if is_traced(leaves):
+            return False
         if self.written is not None:
             self.written.check(leaves)
         elsewhere = [at for at, place in self.places.items() if not place.holds(leaves[at])]

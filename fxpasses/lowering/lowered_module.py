@@ -32,7 +32,7 @@ from fxpasses.passes.placing_parts.loading import loading_again
 from fxpasses.passes.placing_parts.recurrent_weights import compact_recurrent_weights
 from fxpasses.passes.splitting import Split
 from fxpasses.plan import Plan
-from fxpasses.programs.input_contract import InputContract
+from fxpasses.programs.input_contract import InputContract, is_traced
 from fxpasses.programs.saving import from_file
 from fxpasses.report.summary import Summary
 from fxpasses.values.vmap_levels import close_levels, open_levels
@@ -121,7 +121,8 @@ class LoweredModule(GraphModule):
         try:
             result = OTHERWISE
             if self._is_undisturbed() and nobody_looks():
-                result = self._direct(self, self._inputs.leaves_of(args, kwargs))
+                leaves = self._inputs.leaves_of(args, kwargs)
+                result = OTHERWISE if is_traced(leaves) else self._direct(self, leaves)
             return super().__call__(*args, **kwargs) if result is OTHERWISE else result
         except BaseException:
             close_levels(levels)

@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import Proxy
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -25,7 +26,7 @@ from fxpasses.errors import InputError, also_as
 from fxpasses.programs.input_sources import InputSources, forward_names
 from fxpasses.wording import counted, listed
 
-__all__ = ["InputContract", "in_order"]
+__all__ = ["InputContract", "in_order", "is_traced"]
 
 _MISFIT = also_as(InputError, TypeError())
 """Too many, too few, unknown or otherwise nested arguments are a TypeError, as of any function."""
@@ -262,7 +263,8 @@ class InputContract:
                 ordered = (*ordered[:place], value, *ordered[place + 1 :])
                 flat = pytree.tree_leaves(value)
             given_leaves += flat
-        self.check_leaves(given_leaves)
+        if not is_traced(given_leaves):
+            self.check_leaves(given_leaves)
         return ordered, given_leaves
 
     def _check_leaf(
@@ -321,6 +323,11 @@ class InputContract:
         return (
             "(" + ", ".join(str(size) for size in leaf.shape or ()) + ("," if len(leaf.shape or ()) == 1 else "") + ")"
         )
+
+
+def is_traced(leaves: Sequence[Any]) -> bool:
+    """Whether a module is traced symbolically that calls the model: nothing is known of its inputs."""
+    return any(isinstance(leaf, Proxy) for leaf in leaves)
 
 
 def _bounds(bound: Any) -> tuple[int | None, int | None]:

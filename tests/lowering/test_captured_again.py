@@ -69,6 +69,7 @@ def lowered_tied() -> tuple[Tied, LoweredModule]:
         lambda lowered, x: Interpreter(lowered).run(x),
         lambda lowered, x: lowered.forward(x),
         lambda lowered, x: symbolic_trace(lowered)(x),
+        lambda lowered, x: symbolic_trace(nn.Sequential(lowered))(x),
         lambda lowered, x: GraphModule(lowered, lowered.graph)(x),
         lambda lowered, x: export(copy.copy(lowered), (x,)),
         lambda lowered, x: export(copy.deepcopy(lowered), (x,)),

@@ -18,6 +18,7 @@ from lowering_models import KeyValueCache, Mlp
 from torch import nn
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, Training, lower, place
 from fxpasses.lowering import lower_with_plan
@@ -854,3 +855,78 @@ def test_where_activations_are_much_each_operator_may_be_a_part_of_its_own() -> 
     assert torch.equal(model(x), lowered(x))
     assert lowered.report.devices[0].peak_bytes == least
     assert caught.value.missing_bytes == 1
+
+
+class Counted(nn.Module):
+    """Layers, and a buffer that counts the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Mlp(6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_a_checkpoint_around_a_model_computes_it_again(is_offloaded: bool) -> None:
+    """Hooks for saved tensors around a call are asked about all that is no loaded parameter, as without offloading."""
+    model, x = Counted(), torch.randn(256, 64)
+    lowered = (
+        small(copy.deepcopy(model), x, budget=240 * KiB)
+        if is_offloaded
+        else lower(model, (x,), devices=[Device("one")])
+    )
+    assert bool(lowered.plan.offloaded) == is_offloaded
+    model = copy.deepcopy(model)
+    seen = list[torch.Tensor]()
+
+    def pack(tensor: torch.Tensor) -> int:
+        seen.append(tensor)
+        return len(seen) - 1
+
+    for each in (model, lowered):
+        checkpoint(each, x, use_reentrant=False).sum().backward()
+    assert_gradients_agree(model, lowered)
+    assert model.calls == 2 == lowered.get_buffer("calls")
+
+    lowered.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda number: 2 * seen[number]):
+        out = lowered(x)
+    saved = len(seen)
+    out.sum().backward()
+    assert saved >= 10
+    first = next(iter(lowered.parameters()))
+    assert first.grad is not None
+    assert not torch.allclose(first.grad, next(iter(model.parameters())).grad)
+
+
+def test_what_hooks_around_a_model_keep_is_all_there_is() -> None:
+    """On the way back values come from main memory, say; loaded parameters are loaded again as before."""
+    model, x = Mlp(6), torch.randn(256, 64)
+    lowered = small(copy.deepcopy(model), x, budget=240 * KiB)
+    assert lowered.plan.offloaded
+
+    for each in (model, lowered):
+        with torch.autograd.graph.save_on_cpu():
+            out = each(x)
+        out.sum().backward()
+
+    assert_gradients_agree(model, lowered)
+
+
+def test_a_model_that_loads_parameters_is_traced_symbolically() -> None:
+    """By itself and inside of another module; what is traced loads them, too."""
+    model, x = Mlp(6), torch.randn(2, 64)
+    lowered = small(copy.deepcopy(model), x, budget=60 * KiB)
+    assert lowered.plan.offloaded
+
+    for traced in (torch.fx.symbolic_trace(lowered), torch.fx.symbolic_trace(nn.Sequential(lowered))):
+        traced(x).sum().backward()
+        assert torch.equal(model(x), traced(x))
+    model(x).sum().backward()
+    model(x).sum().backward()
+
+    assert_gradients_agree(model, lowered)

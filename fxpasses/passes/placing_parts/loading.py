@@ -8,14 +8,14 @@ would keep of a loaded parameter is loaded again when the backward pass needs it
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, Proxy
 
 from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.errors import PlacementError
@@ -77,7 +77,11 @@ def load(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """In a graph: a copy of a parameter on a device, which the backward pass loads again.
 
     It requires a gradient where the parameter does, also where none is recorded: by that torch chooses how to multiply.
+    Traced symbolically it stays a call of this.
     """
+    given: Any = value
+    if isinstance(given, Proxy):
+        return cast("torch.Tensor", given.tracer.create_proxy("call_function", load, (given, device), {}))
     if value.requires_grad and not (torch.compiler.is_compiling() or under_functorch()):
         with torch.inference_mode(False), torch.enable_grad():
             loaded: torch.Tensor = _Load.apply(value, device)  # type: ignore[no-untyped-call]  # torch's
@@ -153,10 +157,26 @@ class _Saved:
         return self.value
 
 
+@attrs.frozen(eq=False)
+class _Outer:
+    """What the hooks around a lowered model keep of a tensor: checkpoints that compute it again, say."""
+
+    packed: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+    def loaded(self) -> torch.Tensor:
+        return self.unpack(self.packed)
+
+
 @attrs.define(eq=False)
 class _Loads:
-    """The loads of one call that are still there, by the address of their storage."""
+    """The loads of one call that are still there, by the address of their storage.
 
+    Args:
+        outer: The hooks around the call, which torch does not ask beside those of the call.
+    """
+
+    outer: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None = None
     of_storage: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = attrs.field(factory=dict)
 
     def note(self, loaded: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -164,8 +184,15 @@ class _Loads:
             address = loaded.untyped_storage()._cdata
             self.of_storage[address] = (weakref.ref(loaded), parameter, parameter._version)
 
-    def keep(self, tensor: torch.Tensor) -> _Saved | _Kept:
-        """What autograd shall keep of a tensor."""
+    def keep(self, tensor: torch.Tensor) -> _Saved | _Kept | _Outer:
+        """What autograd shall keep of a tensor: hooks around the call are asked about all but loaded parameters."""
+        kept = self._kept(tensor)
+        if isinstance(kept, _Kept) or self.outer is None:
+            return kept
+        pack, unpack = self.outer
+        return _Outer(pack(tensor), unpack)
+
+    def _kept(self, tensor: torch.Tensor) -> _Saved | _Kept:
         if tensor.layout != torch.strided or (found := self.of_storage.get(tensor.untyped_storage()._cdata)) is None:
             return _Saved.of(tensor)
         reference, parameter, version = found
@@ -185,7 +212,7 @@ def note_load(loaded: torch.Tensor, parameter: torch.Tensor) -> bool:
     return loads is not None
 
 
-def _again(kept: _Saved | _Kept) -> torch.Tensor:
+def _again(kept: _Saved | _Kept | _Outer) -> torch.Tensor:
     return kept.loaded()
 
 
@@ -198,7 +225,7 @@ def loading_again() -> Iterator[None]:
     if not torch.is_grad_enabled() or under_functorch():
         yield
         return
-    loads = _Loads()
+    loads = _Loads(torch._C._autograd._top_saved_tensors_default_hooks(False))
     token = _LOADS.set(loads)
     try:
         with torch.autograd.graph.saved_tensors_hooks(loads.keep, _again):
