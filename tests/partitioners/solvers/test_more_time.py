@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 
 from benchmarks.placement_workloads import mixed
+from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
 
@@ -54,6 +55,21 @@ def test_twice_the_usual_time_is_not_worse(asked: list[float]) -> None:
 def test_little_time_and_little_effort_are_spent_once(options: dict[str, Any], asked: list[float]) -> None:
     assert not solve_placement(attrs.evolve(tree(60, 1), **options)).is_optimal
     assert asked == [options["time_budget"]]
+
+
+def test_what_takes_more_time_to_be_found_stays_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search in the usual time may find nothing; the answer is there all the same."""
+    solved = pipelines._solved
+
+    def with_time(problem: PlacementProblem, *given: Any) -> Any:
+        if problem.time_budget < 2:
+            raise PlacementError("None was found.")
+        return solved(problem, *given)
+
+    monkeypatch.setattr(pipelines, "_solved", with_time)
+    problem = attrs.evolve(tree(60, 1), time_budget=2.0)
+
+    assert set(solve_placement(problem).device_of) == set(problem.graph)
 
 
 def test_what_is_proven_is_not_looked_for_again(asked: list[float]) -> None:

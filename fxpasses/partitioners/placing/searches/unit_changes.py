@@ -22,9 +22,10 @@ __all__ = ["AnyChanges", "Change", "PipelineChanges", "UnitChanges"]
 
 LEAP = 3
 """The most units that go elsewhere together, and the most changes of a pipeline in a leap."""
-HOME = Mapping[Node, str]
+Home = Mapping[Node, str]
+"""The device of each node."""
 Change = tuple[int, dict[Node, str]]
-"""The number of a unit from which the next changes are looked for, and the device of each node."""
+"""The number of a unit from which the next changes are looked for, and where each node is then."""
 
 
 class UnitChanges(Protocol):
@@ -32,13 +33,13 @@ class UnitChanges(Protocol):
 
     units: tuple[MovableUnit, ...]
 
-    def of(self, home: HOME, first: int, pairs: bool) -> Iterator[Change]:
+    def of(self, home: Home, first: int, pairs: bool) -> Iterator[Change]:
         """Small changes, those of one unit in turn from ``first`` on, and those of two for ``pairs``."""
 
-    def leaps(self, home: HOME) -> Iterator[Change]:
+    def leaps(self, home: Home) -> Iterator[Change]:
         """Large changes that are tried first where no small one helps any more."""
 
-    def leap(self, home: HOME, draw: np.random.Generator) -> Change:
+    def leap(self, home: Home, draw: np.random.Generator) -> Change:
         """A larger change that is drawn."""
 
     def apart(self, runs: Runs) -> int:
@@ -64,7 +65,7 @@ class AnyChanges(UnitChanges):
         """Look up which units are joined."""
         return cls(names, units, _reached(units, lambda node: (*node.all_input_nodes, *node.users)))
 
-    def of(self, home: HOME, first: int, pairs: bool) -> Iterator[Change]:
+    def of(self, home: Home, first: int, pairs: bool) -> Iterator[Change]:
         """One unit on another device, first where a neighbour is; then two in each other's place."""
         turn = [(first + step) % len(self.units) for step in range(len(self.units))]
         at = [home[nodes[0]] for nodes, _ in self.units]
@@ -81,11 +82,11 @@ class AnyChanges(UnitChanges):
             if here != there and there in may_one and here in may_other:
                 yield number, {**home, **dict.fromkeys(one, there), **dict.fromkeys(other, here)}
 
-    def leaps(self, home: HOME) -> Iterator[Change]:
+    def leaps(self, home: Home) -> Iterator[Change]:
         """None but those that are drawn."""
         yield from ()
 
-    def leap(self, home: HOME, draw: np.random.Generator) -> Change:
+    def leap(self, home: Home, draw: np.random.Generator) -> Change:
         """A few units that are joined on a device where the first of them is not."""
         first, size = int(draw.integers(len(self.units))), int(draw.integers(1, LEAP + 1))
         nodes, may = self.units[first]
@@ -127,7 +128,7 @@ class PipelineChanges(UnitChanges):
         before = _reached(units, lambda node: node.all_input_nodes)
         return cls(names, units, before, _reached(units, lambda node: node.users))
 
-    def of(self, home: HOME, first: int, pairs: bool) -> Iterator[Change]:
+    def of(self, home: Home, first: int, pairs: bool) -> Iterator[Change]:
         """Two devices in each other's place, for ``pairs``; then one unit elsewhere, with what has to go with it."""
         if pairs:
             yield from self.leaps(home)
@@ -136,7 +137,7 @@ class PipelineChanges(UnitChanges):
             for moved in self._moved(home, number):
                 yield number, moved
 
-    def leaps(self, home: HOME) -> Iterator[Change]:
+    def leaps(self, home: Home) -> Iterator[Change]:
         """All units of two devices in each other's place."""
         at = self._at(home)
         for one, other in itertools.combinations(self.names, 2):
@@ -145,7 +146,7 @@ class PipelineChanges(UnitChanges):
                 moved = self._on(home, {number: takes[name] for number, name in enumerate(at) if name in takes})
                 yield from ((0, each) for each in moved)
 
-    def leap(self, home: HOME, draw: np.random.Generator) -> Change:
+    def leap(self, home: Home, draw: np.random.Generator) -> Change:
         """A few units elsewhere, each with what has to go with it."""
         first = int(draw.integers(len(self.units)))
         number, there = first, dict(home)
@@ -159,10 +160,10 @@ class PipelineChanges(UnitChanges):
         """Each device has one part."""
         return len(runs.device_of) - len(set(runs.device_of.values()))
 
-    def _at(self, home: HOME) -> list[str]:
+    def _at(self, home: Home) -> list[str]:
         return [home[nodes[0]] for nodes, _ in self.units]
 
-    def _moved(self, home: HOME, number: int) -> Iterator[dict[Node, str]]:
+    def _moved(self, home: Home, number: int) -> Iterator[dict[Node, str]]:
         """A unit on each other device, with those on the way there that need it, or that it needs.
 
         On one that has nothing yet it comes before what it leaves, or after it.
@@ -200,14 +201,14 @@ class PipelineChanges(UnitChanges):
         )
         return list(nx.topological_sort(graph)) if nx.is_directed_acyclic_graph(graph) else list(graph)
 
-    def _on(self, home: HOME, takes: Mapping[int, str]) -> Iterator[dict[Node, str]]:
+    def _on(self, home: Home, takes: Mapping[int, str]) -> Iterator[dict[Node, str]]:
         """Some units on other devices, if these can run them."""
         if all(name in self.units[number][1] for number, name in takes.items()):
             yield {**home, **{node: name for number, name in takes.items() for node in self.units[number][0]}}
 
 
 def _reached(units: Sequence[MovableUnit], nodes_of: Callable[[Node], Iterable[Node]]) -> tuple[tuple[int, ...], ...]:
-    """For each unit the others that some nodes of its nodes are in."""
+    """For each unit the others that have some of the nodes that ``nodes_of`` tells of its own."""
     number = {node: at for at, (nodes, _) in enumerate(units) for node in nodes}
     found = []
     for at, (nodes, _) in enumerate(units):

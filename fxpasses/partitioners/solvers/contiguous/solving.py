@@ -126,13 +126,16 @@ def _never_worse(
     has_more = problem.time_budget >= MORE * USUAL_SECONDS and not problem.has_little_effort and not is_long(units)
     if not has_more or _is_proven(problem, tables, found):
         return found
-    usual = _solved(attrs.evolve(problem, time_budget=USUAL_SECONDS, explain="never"), tables, units, seconds)
+    try:
+        usual = _solved(attrs.evolve(problem, time_budget=USUAL_SECONDS, explain="never"), tables, units, seconds)
+    except PlacementError:  # it was found with more time only
+        return found
     best = min(found, usual, key=lambda each: evaluate(tables, each[0]).rank(problem.objective))
     return *best[:2], max(found[2], usual[2])
 
 
 def _is_proven(problem: PlacementProblem, tables: CostTables, found: tuple[Ints, tuple[int, ...], float]) -> bool:
-    return evaluate(tables, found[0]).value(problem.objective) <= found[2]
+    return evaluate(tables, found[0]).value(problem.objective) * BETTER <= found[2]
 
 
 def _solved(
