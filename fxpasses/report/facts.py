@@ -18,6 +18,7 @@ from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.replication.replicas import REPLICA_OF, bytes_saved
 from fxpasses.partitioners.tensor_sizes import tensors_in
@@ -59,7 +60,7 @@ def summarize(
     taken = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     whole = taken if step is None else {node: each * (1 + step.backward_share(node)) for node, each in taken.items()}
     uses = ParameterUses.of(graph_module, assignment, device_of, memory, step)
-    course = uses.course_with(plan.offloaded)
+    course, loads = uses.course_with(plan.offloaded), uses.loads(plan.offloaded)
     seconds, load = predict_times(
         graph_module,
         assignment,
@@ -67,7 +68,7 @@ def summarize(
         plan.topology,
         seconds=lambda node, _: whole[node],
         returned=no_bytes if step is None else step.returned,
-        loads=uses.loads(plan.offloaded),
+        loads=loads,
     )
     loading = uses.load_seconds(plan.offloaded)
     known = partial(
@@ -78,13 +79,13 @@ def summarize(
         plan.topology,
         seconds=taken,
         course=course,
-        loads=uses.loads(plan.offloaded),
+        loads=loads,
         step=step,
     )
     run = known(overlap=counted_overlap(plan.objective))
     fills = plan.objective == "throughput" and step is None
     shown = known(samples=min(8, 2 * len(course.held))) if fills and len(course.held) else run
-    sent = _planned_copies(graph_module, assignment, plan, keys)
+    sent = _planned_copies(graph_module, assignment, plan, keys, loads)
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
     return Summary(
         plan.model,
@@ -100,23 +101,27 @@ def summarize(
         objective_value=plan.predicted.get("objective_value"),
         bound=plan.predicted.get("bound"),
         timeline=shown.timeline,
-        replicas=tuple(_replica_rows(assignment, device_of, whole, keys)),
+        replicas=tuple(_replica_rows(graph_module, assignment, device_of, whole, keys, loads)),
         training=plan.training,
     )
 
 
 def _replica_rows(
-    assignment: Assignment, device_of: Mapping[str, Device], taken: Mapping[Node, float], keys: Mapping[Node, str]
+    graph_module: GraphModule,
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    taken: Mapping[Node, float],
+    keys: Mapping[Node, str],
+    loads: Sequence[ParameterLoad],
 ) -> Iterator[ReplicaRow]:
-    places = {part: device.name for part, device in device_of.items()}
-    saved = bytes_saved(assignment, places, value_bytes)
+    saved = bytes_saved(assignment, device_of, value_bytes, shared_state(graph_module), loads)
     rank = {key: index for index, key in enumerate(keys.values())}
     for part in map(str, assignment.order):
         again = [node for node in assignment.partitions[part] if REPLICA_OF.has(node)]
         if again:
             ops = tuple(sorted((keys[node].rpartition("@")[0] for node in again), key=rank.__getitem__))
             milliseconds = sum(taken[node] for node in again) * 1e3
-            yield ReplicaRow(part, places[part], ops, milliseconds, saved.get(part, 0))
+            yield ReplicaRow(part, device_of[part].name, ops, milliseconds, saved.get(part, 0))
 
 
 def with_figures(
@@ -143,7 +148,11 @@ def with_figures(
 
 
 def _planned_copies(
-    graph_module: GraphModule, assignment: Assignment, plan: Plan, keys: Mapping[Node, str]
+    graph_module: GraphModule,
+    assignment: Assignment,
+    plan: Plan,
+    keys: Mapping[Node, str],
+    loads: Sequence[ParameterLoad],
 ) -> list[CopyRow]:
     """What crosses between devices in one run: values of parts, inputs and results that are elsewhere, tied parameters.
 
@@ -152,6 +161,7 @@ def _planned_copies(
         assignment: Which node is in which part.
         plan: The devices and links.
         keys: The stable key of each operator.
+        loads: What offloaded parts load.
     """
     device_of = plan.device_of
     home = {node: device_of[str(part)] for node, part in assignment.partition_of.items()}
@@ -168,7 +178,6 @@ def _planned_copies(
             rows.append(_copy_row(plan, node, source, target, _needed_by(needing, assignment, keys)))
         if node in home and any(user.op == "output" for user in node.users) and _crosses_back(node, home[node]):
             rows.append(_copy_row(plan, node, source, MAIN_MEMORY, "the result is wanted there"))
-    loads = ParameterUses.of(graph_module, assignment, device_of).loads(plan.offloaded) if plan.offloaded else ()
     for state in sent_state(shared_state(graph_module), assignment, device_of, loads):
         for target, using in state.users.items():
             why = f"{_needed_by(using, assignment, keys)}, and {state.source} holds it"

@@ -62,7 +62,7 @@ def test_brute_force_finds_nothing_better_than_a_free_placement(seed: int) -> No
     assert solution.is_optimal
 
 
-@pytest.mark.parametrize(("layers", "memory"), [(24, 1.02), (30, 1.3)])
+@pytest.mark.parametrize(("layers", "memory"), [(22, 1.02), (36, 1.3)])
 def test_the_first_pipeline_takes_the_steps_that_the_budget_allows(
     layers: int, memory: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_the_first_pipeline_takes_the_steps_that_the_budget_allows(
     little, more = taken(problem), taken(attrs.evolve(problem, time_budget=0.2))
 
     assert 0.1 * FIRST < little < 0.1 * FIRST * 1.25  # a question that has begun is asked to its end
-    assert 0.2 * FIRST * 0.85 < more < 0.2 * FIRST * 1.25  # none is begun for which too little is left
+    assert 0.2 * FIRST < more < 0.2 * FIRST * 1.25
     assert taken(attrs.evolve(problem, contiguity="pipeline")) > more
 
 

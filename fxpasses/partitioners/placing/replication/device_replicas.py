@@ -181,7 +181,7 @@ def _tried(
         return None
     if check_budgets(measured, request.topology, runs, step, always=True).over:  # takes longest, so it comes last
         return None
-    saved = bytes_saved(written, names, measured.crossing)
+    saved = bytes_saved(written, runs.devices(request.topology), measured.crossing, measured.shared_state)
     bound = min(_bound(figures, request, found), now)
     better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=bound)
     return Replicated(better, measured, written, saved)

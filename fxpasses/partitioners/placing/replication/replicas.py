@@ -7,12 +7,14 @@ are is the caller's decision; here they are copied, and what must not be compute
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.devices import Device
 from fxpasses.editing import erase_nodes, insert_before
 from fxpasses.effects import EffectAnalysis, analyze_effects
 from fxpasses.errors import PartitionError
@@ -21,6 +23,8 @@ from fxpasses.outlining.copying import copy_graph_module
 from fxpasses.outlining.regions import body_of_region, is_region
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.node_costs import COST, SECONDS, STEP_WORKSPACE, WORKSPACE
+from fxpasses.partitioners.costs.shared_state import SharedState, sent_state
+from fxpasses.partitioners.costs.single_loads import ParameterLoad
 
 __all__ = [
     "REPLICA_OF",
@@ -202,19 +206,36 @@ def _origin(node: Node, by_name: Mapping[str, Node]) -> Node:
     return by_name.get(REPLICA_OF.read(node).node, node) if REPLICA_OF.has(node) else node
 
 
-def bytes_saved(assignment: Assignment, device_of: Mapping[str, str], sent: Callable[[Node], int]) -> dict[str, int]:
+def bytes_saved(
+    assignment: Assignment,
+    device_of: Mapping[str, Device],
+    sent: Callable[[Node], int],
+    shared: Sequence[SharedState] = (),
+    loads: Sequence[ParameterLoad] = (),
+) -> dict[str, int]:
     """Bytes that cross less in one run because of replicas, by the first part of a device that has some.
 
-    The arguments are those of :func:`crossing_bytes`.
+    Args:
+        assignment: Which node is in which part, replicas being nodes like others.
+        device_of: The device of each part.
+        sent: The bytes of a node's value.
+        shared: The shared state of the graph: what replicas read may have to be sent for them.
+        loads: What offloaded parts load.
     """
+    names = {part: device.name for part, device in device_of.items()}
     first: dict[str, str] = {}
     for part in map(str, assignment.order):
         if any(REPLICA_OF.has(node) for node in assignment.partitions[part]):
-            first.setdefault(device_of[part], part)
+            first.setdefault(names[part], part)
     if not first:
         return {}
-    without = crossing_bytes(assignment, device_of, sent, again=False)
-    now = crossing_bytes(assignment, device_of, sent)
+    plain = [
+        attrs.evolve(state, users=tuple(user for user in state.users if not REPLICA_OF.has(user))) for state in shared
+    ]
+    without, now = (Counter(crossing_bytes(assignment, names, sent, again=again)) for again in (False, True))
+    for entering, states in ((without, plain), (now, shared)):
+        for state in sent_state(states, assignment, device_of, loads):
+            entering.update(dict.fromkeys(state.users, sent(state.names[0])))
     return {part: without[name] - now[name] for name, part in first.items()}
 
 
