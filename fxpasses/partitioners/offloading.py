@@ -26,15 +26,17 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.by_device import place_measured
 from fxpasses.partitioners.costs.device_times import makespan_of, times_of
-from fxpasses.partitioners.costs.graph_figures import GraphFigures
+from fxpasses.partitioners.costs.graph_figures import GraphFigures, Support
 from fxpasses.partitioners.costs.kept_parts import KeptParts
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.placing.colocation import uncuttable
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.placing.device_reasons import refuse_impossible
 from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.part_names import PartNames
 from fxpasses.partitioners.placing.objective_values import Objective
 from fxpasses.partitioners.placing.requests import Request
+from fxpasses.partitioners.tensor_sizes import tensor_bytes, tensors_in
 from fxpasses.units import format_bytes
 
 __all__ = ["OffloadedPlacement", "offload_where_too_small", "place_with_offloading"]
@@ -53,8 +55,8 @@ _STEPS = 4
 _TIMES = ("latency", "throughput")
 """The objectives for which memory is only a limit."""
 
-_SECONDS = 0.1
-"""For each of these searches."""
+_SECONDS, _BRIEFLY = 0.1, 0.03
+"""For a search, and for each of those that only say how much a device must take."""
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +87,9 @@ def place_with_offloading(
             too large.
         PlacementError: none was found on several devices.
     """
-    options = dict(options or {})
+    options = {**(options or {}), "time_budget": _SECONDS}
+    if len(topology.devices) > 1:  # of one, it is told in the end what all that is alive beside it lacks
+        _refuse_too_large(measured, topology, options.get("supports"))
     failures: list[PlacementError] = []
     found: list[OffloadedPlacement] = []
     free = _without_budgets(measured, topology, objective, options) if objective in _TIMES else None
@@ -95,12 +99,15 @@ def place_with_offloading(
         options["contiguity"] = free.contiguity  # others take long to be ruled out, again and again
     is_hidden = bool(found) and free is not None and found[0].placement.objective_value <= free.objective_value
     for some in () if is_hidden else _too_small(topology):
+        shared = _with_least_on(measured, topology, some, objective, options)
         try:
-            placement = _with_least_on(measured, topology, some, objective, options)
-            found.append(offload_where_too_small(measured, placement))
-            break
+            found.append(offload_where_too_small(measured, next(shared)))
         except PlacementError as error:  # none exists, or none was found
             failures.append(error)
+            continue
+        with contextlib.suppress(PlacementError):
+            found += [offload_where_too_small(measured, longer) for longer in shared]
+        break
     if not found:
         raise _none_found(min(failures, key=_missing), topology)
     best = min(found, key=lambda each: (each.placement.objective_value, len(each.offloaded)))
@@ -108,6 +115,33 @@ def place_with_offloading(
     if free is not None and free.contiguity == best.placement.contiguity:
         bound = min(free.bound, best.placement.objective_value)
     return attrs.evolve(best, placement=attrs.evolve(best.placement, bound=bound))
+
+
+def _refuse_too_large(measured: MeasuredGraph, topology: Topology, supports: Support | None) -> None:
+    """Refuse an operator that no device has room for, with its parameters alone."""
+    figures, loaded = measured.figures, _loaded_sizes(measured.figures)
+    least = [
+        {storage: min(size, loaded.get(storage, size)) for storage, size in held.items()} for held in figures.constants
+    ]
+    try:
+        refuse_impossible(attrs.evolve(figures, constants=least), topology, supports)
+    except InfeasibleError as error:
+        if error.missing_bytes is not None:
+            missing = format_bytes(error.missing_bytes)
+            error.message = (
+                f"All devices are {missing} too little even if all parameters stay on the CPU: {error.message}"
+            )
+        raise
+
+
+def _loaded_sizes(figures: GraphFigures) -> dict[int, int]:
+    """The fewest bytes that are loaded of each storage: a tensor of the model may be a piece of a large one."""
+    found: dict[int, int] = {}
+    for node in figures.graph_module.graph.find_nodes(op="get_attr"):
+        storages, tensors = figures.effects.storages(node), tensors_in(node.meta.get("val"))
+        size = tensor_bytes(tensors[0]) if len(tensors) == 1 else 0
+        found.update((storage, min(size, found.get(storage, size))) for storage in storages)
+    return found
 
 
 def _too_small(topology: Topology) -> Iterator[tuple[Device, ...]]:
@@ -150,8 +184,7 @@ def _with_memory(
         attrs.evolve(each, available_mem_bytes=memory.get(each.name, each.available_mem_bytes))
         for each in topology.devices
     )
-    asked = {**options, "time_budget": _SECONDS}
-    placement = place_measured(measured, Request(Topology(devices, topology.links), objective, **asked))
+    placement = place_measured(measured, Request(Topology(devices, topology.links), objective, **options))
     real = {part: topology[each.name] for part, each in placement.device_of.items()}
     return attrs.evolve(placement, device_of=real, topology=topology)
 
@@ -162,26 +195,30 @@ def _with_least_on(
     some: Sequence[Device],
     objective: Objective,
     options: Mapping[str, Any],
-) -> DevicePlacement:
-    """The placement that gives some devices as little more than they hold as it can, each as many times its memory."""
+) -> Iterator[DevicePlacement]:
+    """Placements that give some devices as little more than they hold as they can, each as many times its memory.
+
+    How little that is, short searches tell; the first placement is theirs, and the other one of a longer search.
+    """
     held = {each.name: max(1.0, each.memory) for each in some}
 
-    def enlarged(times: float) -> DevicePlacement:
-        memory = {name: None if math.isinf(times * size) else int(times * size) for name, size in held.items()}
-        asked = options if math.isinf(times) else {**options, "explain": "never"}  # nobody is told what these lack
-        return _with_memory(measured, topology, memory, objective, asked)
+    def enlarged(times: float, **asked: Any) -> DevicePlacement:
+        memory = {name: None if math.isinf(times) else int(times * size) for name, size in held.items()}
+        return _with_memory(measured, topology, memory, objective, {**options, **asked})
 
-    best, least = enlarged(math.inf), min(held.values())
-    if len(topology.devices) == 1 or math.isinf(least):
-        return best
-    low, high = 1.0, float(measured.timed.bytes_of(range(len(measured.figures.nodes)))) / least
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        try:
-            best, high = enlarged(middle), middle
-        except PlacementError:  # none exists, or none was found
-            low = middle
-    return best
+    best, least, is_shared = enlarged(math.inf), min(held.values()), False
+    if len(topology.devices) > 1 and math.isfinite(least):
+        low, high = 1.0, float(measured.timed.bytes_of(range(len(measured.figures.nodes)))) / least
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            try:
+                best = enlarged(middle, time_budget=_BRIEFLY, effort=0.0, explain="never", is_brief=True)
+                high, is_shared = middle, True
+            except PlacementError:  # none exists, or none was found
+                low = middle
+    yield best
+    if is_shared:
+        yield enlarged(high, explain="never")
 
 
 def offload_where_too_small(measured: MeasuredGraph, placement: DevicePlacement) -> OffloadedPlacement:

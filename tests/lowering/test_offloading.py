@@ -7,7 +7,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import pytest
@@ -22,7 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fxpasses import Device, InfeasibleError, InputError, LoweredModule, PlacementError, Training, lower, place
 from fxpasses.lowering import lower_with_plan
+from fxpasses.partitioners import offloading
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
+from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
+from fxpasses.partitioners.placing.requests import Request
 from fxpasses.passes import placement
 from fxpasses.passes.placement import copies_of, loads_of
 from fxpasses.plan import Plan
@@ -577,6 +581,56 @@ def test_that_several_devices_are_too_small_for_two_parts_is_not_said_to_be_prov
     said = r"In the nearest placement that was found, left has 74\.8 KiB, which is 65\.0 KiB too little even if all "
     assert re.match(said, str(caught.value))
     assert str(caught.value).endswith("or make the inputs smaller. A device_map may share the operators otherwise.")
+
+
+def test_an_operator_that_no_device_has_room_for_is_named_without_a_search() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        lower(Mlp(4), (torch.randn(2, 64),), devices=[Device("one", 9 * KiB), Device("other", 8 * KiB)], offload="cpu")
+
+    least = LAYER + 2 * 2 * 64 * 4  # what it reads and what it makes
+    assert caught.value.missing_bytes == least - 9 * KiB
+    said = "All devices are 8.25 KiB too little even if all parameters stay on the CPU: linear (aten.linear.default)"
+    room = "but the largest device that can run it has 9.00 KiB: 8.25 KiB are missing; it comes from "
+    assert str(caught.value).startswith(f"{said} needs 17.2 KiB on one device for what it reads and makes, {room}")
+
+
+def test_parameters_that_are_pieces_of_a_larger_tensor_are_loaded_alone() -> None:
+    """What an operator needs in any case is the piece, though all of the tensor stays where no part is offloaded."""
+    model = Mlp(2, 16)
+    large = torch.randn(1000, 16)
+    model.layers[0].weight = nn.Parameter(large[:16])
+    x = torch.randn(2, 16)
+
+    lowered = lower(model, (x,), devices=[Device("one", 2 * KiB), Device("other", 2 * KiB)], offload="cpu")
+
+    assert lowered.plan.offloaded
+    torch.testing.assert_close(lowered(x), model(x))
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_short_searches_tell_how_little_each_device_must_take_and_a_longer_one_is_tried_then(
+    objective: Literal["latency", "throughput"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices that hold three quarters: no search takes what finds answers in tight memory but the last one."""
+    model, x = Mlp(6, 32), torch.randn(4, 32)
+    (alone,) = place(model, (x,), devices=[Device("all")]).summary.devices
+    devices = [Device("large", alone.peak_bytes // 2), Device("small", alone.peak_bytes // 4)]
+    asked: list[Request] = []
+    searched = offloading.place_measured
+
+    def counted(measured: MeasuredGraph, request: Request) -> DevicePlacement:
+        asked.append(request)
+        return searched(measured, request)
+
+    monkeypatch.setattr(offloading, "place_measured", counted)
+    lowered = lower(model, (x,), devices=devices, offload="cpu", objective=objective, contiguity="free")
+
+    assert lowered.plan.offloaded
+    assert all(0 < row.peak_bytes <= (row.budget_bytes or 0) for row in lowered.report.devices)
+    torch.testing.assert_close(lowered(x), model(x))
+    brief = [request.is_brief for request in asked]
+    assert brief.count(True) == 4
+    assert brief[-1] is False
 
 
 def test_an_unknown_place_is_refused() -> None:

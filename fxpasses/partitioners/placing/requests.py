@@ -48,7 +48,10 @@ def _whole(_wish: Any, _field: Any, seed: int) -> None:
 
 @attrs.frozen(eq=False)
 class Request:
-    """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`."""
+    """What a caller asks for; the fields are those of :func:`~fxpasses.partitioners.by_device.place_by_device`.
+
+    Of a brief one an answer is wanted only if it is found soon: nothing more is tried where memory is tight.
+    """
 
     topology: Topology
     objective: Objective = attrs.field(validator=_one_of(get_args(Objective)))
@@ -64,6 +67,7 @@ class Request:
     replicate: Replicate = attrs.field(default="never", validator=_one_of(get_args(Replicate)))
     state_with_first_user: bool = False
     explain: str = "proven"
+    is_brief: bool = False
 
     def problem(self, figures: GraphFigures, contiguity: Contiguity, live: NDArray[np.int64]) -> PlacementProblem:
         """The problem that is put to the solvers."""

@@ -84,7 +84,7 @@ def search(
         best = min(answers, key=lambda each: each.value)
         longer, first = attrs.evolve(request, time_budget=leaps), request.problem(figures, contiguity, figures.needs)
         answers += near_placements(figures, longer, first, [best.runs], bound)
-    if not answers and fallbacks:
+    if not answers and fallbacks and not request.is_brief:
         spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
         spare = spare or _by_another(figures, request, contiguity, bound)
         if spare is None and contiguity == "free" and request.explain != "never":

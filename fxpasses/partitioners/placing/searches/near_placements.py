@@ -63,7 +63,8 @@ def near_placements(
         nearest: What is told of those that pass budgets.
     """
     contiguity: Contiguity = "pipeline" if problem.contiguity == "pipeline" else "free"
-    trials = int(max(LEAST_SECONDS, request.time_budget) / seconds_of_trial(request, len(figures.nodes)))
+    seconds = request.time_budget if request.is_brief else max(LEAST_SECONDS, request.time_budget)
+    trials = int(seconds / seconds_of_trial(request, len(figures.nodes)))
     if trials < len(starts):
         return []
     tables = tables_of(problem)

@@ -44,7 +44,8 @@ def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem,
         problem: What it is as a problem of free placements.
         start: The placement that is changed.
     """
-    trials = int(max(LEAST_SECONDS, request.time_budget) / seconds_of_trial(request, len(figures.nodes)))
+    seconds = request.time_budget if request.is_brief else max(LEAST_SECONDS, request.time_budget)
+    trials = int(seconds / seconds_of_trial(request, len(figures.nodes)))
     if trials < 1:
         return start, False
     tables = tables_of(problem)
