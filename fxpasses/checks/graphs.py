@@ -19,7 +19,7 @@ from fxpasses.errors import CycleError, FakeValueError, GraphError, PipelineErro
 from fxpasses.guards import is_guard
 from fxpasses.metadata import value_of
 from fxpasses.pass_base.naming import pass_name
-from fxpasses.values import compute_value, same_value
+from fxpasses.values import compute_value, has_size_of_data, same_value
 
 __all__ = [
     "carry_legality",
@@ -98,7 +98,7 @@ def fake_values_agree(subject: GraphModule | ExportedProgram) -> None:
     wrong: list[tuple[Node, str]] = []
     for path, module in graphs_of(subject):
         for node in module.graph.nodes:
-            if node.op not in _COMPUTES or value_of(node) is None or node.meta.get("unbacked_bindings"):
+            if node.op not in _COMPUTES or value_of(node) is None or has_size_of_data(node):
                 continue
             try:
                 fresh = compute_value(node)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node, map_arg
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from fxpasses.metadata import drop_stale_entries, value_of
 
@@ -17,6 +17,7 @@ __all__ = [
     "SYMBOLIC",
     "describe_like",
     "forget_value",
+    "has_size_of_data",
     "has_value",
     "same_value",
     "set_value",
@@ -56,6 +57,29 @@ def value_leaves(value: Any) -> Iterator[Any]:
             waiting.extend(reversed(list(found.values())))
         else:
             yield found
+
+
+def has_size_of_data(node: Node) -> bool:
+    """Whether data say how large what a node gives is: it gives a symbol that none of its inputs has.
+
+    Only the first that finds one has it among its ``unbacked_bindings``: of what is picked again by the same mask, or
+    by a copy of the node, torch knows that it is as large.
+    """
+    if node.meta.get("unbacked_bindings"):
+        return True
+    if node.op != "call_function" or not (found := _symbols_of_data(value_of(node))):
+        return False
+    return not found.issubset(_symbols_of_data([value_of(given) for given in node.all_input_nodes]))
+
+
+def _symbols_of_data(value: Any) -> set[Any]:
+    """The symbols in a value that no input of the graph says."""
+    found: set[Any] = set()
+    for leaf in value_leaves(value):
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, SYMBOLIC) or (is_tensor and any(isinstance(size, torch.SymInt) for size in leaf.shape)):
+            found |= free_unbacked_symbols(leaf)
+    return found
 
 
 def same_value(left: Any, right: Any) -> bool:

@@ -43,6 +43,7 @@ from fxpasses.checks import (
 from fxpasses.checks.evaluation import TOLERANCES, compare_tensors
 from fxpasses.journal.comparing import graph_text
 from fxpasses.passes import FuseConvBN, RemoveNoOps
+from fxpasses.values import has_size_of_data
 
 aten = torch.ops.aten
 
@@ -275,6 +276,28 @@ def test_fake_values_agree_with_symbolic_shapes_and_nested_graphs():
 
     fake_values_agree(program)
     fake_values_agree(exported(Branches(), torch.ones(3)))
+
+
+class PickedTwice(torch.nn.Module):
+    """One mask says how many rows there are, in four places; torch knows that they are as many."""
+
+    def forward(self, x, mask):
+        return x[mask] + 2 * x[mask], mask.nonzero(), torch.where(mask)[0]
+
+
+def test_fake_values_agree_where_one_size_that_data_say_is_found_twice():
+    program = exported(PickedTwice(), torch.ones(12, 8), torch.arange(12) > 5)
+    found = [node for node in program.graph.nodes if "unbacked_bindings" in node.meta]
+    assert len(found) == 1
+
+    fake_values_agree(program)
+    of_data = [node.name for node in program.graph.nodes if has_size_of_data(node)]
+    assert ["index", "index_1", "nonzero", "where"] == of_data
+
+    add = call(program.graph_module, aten.add.Tensor)
+    add.meta["val"] = add.meta["val"].to(torch.float64)
+    with pytest.raises(GraphError, match="node 'add'"):
+        fake_values_agree(program)
 
 
 def test_an_op_that_does_not_fit_its_arguments_is_named():

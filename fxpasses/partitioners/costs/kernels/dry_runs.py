@@ -29,6 +29,7 @@ from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch,
 from fxpasses.partitioners.costs.kernels.kernels_in_use import InInference, on_cpu
 from fxpasses.partitioners.jvp_tangents import Levels, tangent_levels
 from fxpasses.partitioners.tensor_sizes import tensors_in
+from fxpasses.values import has_size_of_data
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
 
@@ -94,7 +95,7 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     """
     if not _may_run(node, autocast):
         return None
-    if "unbacked_bindings" in node.meta:
+    if has_size_of_data(node):
         return _as_recorded(node)
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     is_cached = autocast is not None and autocast.cached

@@ -24,6 +24,7 @@ from fxpasses.partitioners.costs.kernels.kernel_results import elements_spanned
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.jvp_tangents import tangent_levels
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.values import has_size_of_data
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
 __all__ = ["BRANCHING", "LOOPING", "ForwardTrace", "example_bytes", "example_of", "storage_key", "traces_its_body"]
@@ -149,7 +150,7 @@ class ForwardTrace(Interpreter):
             self.extra.setdefault(n, {})[storage._cdata] = (reference, concrete_size(storage.nbytes()))
 
     def _note_without_hooks(self, n: Node, tensors: Sequence[Tensor]) -> None:
-        if "unbacked_bindings" in n.meta:  # what it is picked by, and from
+        if has_size_of_data(n):  # what it is picked by, and from
             operands = n.args if n.target is aten.masked_select.default else n.args[1:]
         else:
             operands = n.args[:1] if n.target is BRANCHING else ()  # its condition
@@ -318,7 +319,7 @@ def _in_context(function: Any) -> list[Tensor]:
 def _asks_data(node: Node) -> bool:
     """Whether data say what it gives; a number that can be one only, as an assertion says, is recorded as that one."""
     tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
-    return "unbacked_bindings" in node.meta or (torch.Tag.data_dependent_output in tags and "val" in node.meta)
+    return has_size_of_data(node) or (torch.Tag.data_dependent_output in tags and "val" in node.meta)
 
 
 def traces_its_body(node: Node) -> bool:

@@ -152,6 +152,34 @@ def test_models_with_replicas_give_what_they_gave(name: str, count: int) -> None
         torch.testing.assert_close(lowered.state_dict()[key], buffer, rtol=1e-5, atol=1e-6)
 
 
+class Routed(nn.Module):
+    """Two layers, each for the rows that a mask picks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        rows = torch.where(mask)[0]
+        x = x.index_add(0, rows, self.first(x[rows]))
+        return x.index_add(0, rows, self.second(x[rows]))
+
+
+@pytest.mark.parametrize("training", [None, Training(optimizer_slots=0)])
+def test_what_data_say_the_size_of_is_computed_again_in_training_too(training: Training | None) -> None:
+    model, args = Routed(), (torch.randn(12, 8), torch.arange(12) % 3 > 0)
+    pins = {"first": "left", "second": "right"}
+
+    lowered = lower(model, args, devices=two(), pinned=pins, replicate="always", training=training)
+
+    assert any("where" in op for row in lowered.report.replicas for op in row.ops)
+    wanted = copy.deepcopy(model)
+    for each in (wanted, lowered):
+        each(*args).square().sum().backward()
+    for name, parameter in wanted.named_parameters():
+        torch.testing.assert_close(lowered.get_parameter(name).grad, parameter.grad)
+
+
 def test_a_llama_no_longer_sends_its_mask_and_its_rotary_tables() -> None:
     model, args, kwargs = example("llama")
     pins = {"model.layers.0": "device0", "model.layers.3": "device1"}
