@@ -75,3 +75,12 @@ def test_what_takes_more_time_to_be_found_stays_found(monkeypatch: pytest.Monkey
 def test_what_is_proven_is_not_looked_for_again(asked: list[float]) -> None:
     assert solve_placement(attrs.evolve(tree(12, 1), time_budget=2.0)).is_optimal
     assert asked == [2.0]
+
+
+def test_twice_the_time_makes_no_convex_sets_of_a_small_latency_worse() -> None:
+    """Alone, the search of a second ends at 8.70 here, those of half a second and of none at 8.55 and 8.63."""
+    problem = attrs.evolve(tree(45, 2), objective="latency", contiguity="convex")
+    none, half, usual = (solve_placement(attrs.evolve(problem, time_budget=budget)) for budget in (0.0, 0.5, 1.0))
+
+    assert half.objective_value <= none.objective_value
+    assert usual.objective_value <= half.objective_value

@@ -34,6 +34,8 @@ WORK_A_SECOND, LEAST_SECONDS = 300_000, 0.5
 """Nodes of assignments that are scheduled in a second, about; and for how many seconds whatever the budget, unless only
 an answer is wanted."""
 BATCH = 64
+SHARES = 1.0, 0.5, 0.0
+"""Of the seconds, what searches get: with more of them one may end where no move leads on."""
 INNER_EFFORT = 0.5
 """Of the effort, what searches for first answers get."""
 
@@ -48,26 +50,37 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
         InfeasibleError: proven that none exists; says by how many bytes and which node.
         PlacementError: none was found, and none was proven not to exist.
     """
-    inner = attrs.evolve(problem, effort=problem.program_effort * INNER_EFFORT)
-    pipelines = attrs.evolve(inner, contiguity="pipeline")
     if is_large(tables):
-        return _quickest_pipeline(pipelines, tables)
+        return _quickest_pipeline(_inner(problem, "pipeline"), tables)
     level = Level(tables, work_of(units, tables), units.unit_of, None)
     program, bound = bounded(problem, level, units)
-    answer = _first(attrs.evolve(pipelines, explain="never"), level, units)
-    balanced = _by_loads(inner, tables, units) if answer is None or units.size <= MOST_BALANCED else None
-    if balanced is not None:
-        evenly = started(level, [balanced])[0]
-        answer = evenly if answer is None else min(answer, evenly, key=lambda each: each.value)
     sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
+    budgets = dict.fromkeys(share * problem.time_budget for share in SHARES)
+    answers = [_moved(attrs.evolve(problem, time_budget=budget), level, units, sets) for budget in budgets]
+    answer = min(filter(None, answers), key=lambda each: each.value, default=None)
     if answer is None:
         raise refuse(problem, tables, units, level.model, sets.rows if sets.row_count <= ROWS else None)
-    if units.size <= MOST_MOVED:
-        least = 0.0 if problem.wants_answer_only else LEAST_SECONDS
-        answer = _descended(level, sets, answer, int(WORK_A_SECOND * (least + problem.time_budget)))
-        if is_small(program) and sets.row_count <= ROWS:
-            answer, bound = proven(problem, level, program, answer, bound, sets.rows)
+    if units.size <= MOST_MOVED and is_small(program) and sets.row_count <= ROWS:
+        answer, bound = proven(problem, level, program, answer, bound, sets.rows)
     return solved(answer, units, min(bound, answer.value))
+
+
+def _inner(problem: PlacementProblem, contiguity: str) -> PlacementProblem:
+    """The problem of a search for a first answer."""
+    return attrs.evolve(problem, contiguity=contiguity, effort=problem.program_effort * INNER_EFFORT)
+
+
+def _moved(problem: PlacementProblem, level: Level, units: Units, sets: ConvexSets) -> LatencyAnswer | None:
+    """What moves lead to from the best pipeline, or from the sets of the smallest largest load, if there is any."""
+    answer = _first(attrs.evolve(_inner(problem, "pipeline"), explain="never"), level, units)
+    if answer is None or units.size <= MOST_BALANCED:
+        balanced = _by_loads(_inner(problem, "convex"), level.tables, units)
+        evenly = [] if balanced is None else started(level, [balanced])
+        answer = min(filter(None, (answer, *evenly)), key=lambda each: each.value, default=None)
+    if answer is None or units.size > MOST_MOVED:
+        return answer
+    least = 0.0 if problem.wants_answer_only else LEAST_SECONDS
+    return _descended(level, sets, answer, int(WORK_A_SECOND * (least + problem.time_budget)))
 
 
 def _quickest_pipeline(pipelines: PlacementProblem, tables: CostTables) -> Solved:

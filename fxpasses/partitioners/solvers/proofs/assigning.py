@@ -20,6 +20,7 @@ from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints
 __all__ = [
     "FAR",
     "ROUNDING",
+    "WIDER",
     "Extra",
     "Proof",
     "add_assignments",
@@ -31,6 +32,13 @@ __all__ = [
 
 ROUNDING = 1e-6
 """HiGHS keeps rows up to about 1e-9; a value within this share of a bound counts as proven."""
+
+WIDER = 1e-8
+"""The share of a budget by which rows of bytes are wider: where a budget is filled exactly, HiGHS 1.15 lost the answer
+when it presolved. Sets of units that fit only so are forbidden one by one, where they are found."""
+
+TIMES = 8
+"""How often a program is asked again after sets that do not fit, each time in half the seconds."""
 
 FAR = 1e3
 """Times that what a program is asked to be below may be more than what it finds; beyond, its digits say nothing."""
@@ -71,7 +79,29 @@ def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra =
         *_transfers(program, model, runs, scale),
     ]
     program.at_most(np.zeros(model.devices), *terms)
-    return _answer(program, (1.0, top), runs, scale, seconds)
+    for _ in range(TIMES):
+        proof = _answer(program, (1.0, top), runs, scale, seconds)
+        too_large = [] if proof.home is None else _just_too_large(model, proof.home)
+        for units in too_large:
+            small = np.flatnonzero(model.needed(units) > model.memory)
+            program.at_most(len(units) - 1.0, (1.0, runs[units[:, None], small].T))
+        if not too_large:
+            break
+        seconds /= 2
+    return proof
+
+
+def _just_too_large(model: LoadModel, home: Ints) -> list[Ints]:
+    """Units that an assignment gives a device that has too little memory for them, and room for any less of them."""
+    found = []
+    for device in np.flatnonzero(model.needs(home[None])[0] > model.memory).tolist():
+        units = np.flatnonzero(home == device)
+        for unit in units[np.argsort(model.kept[units], kind="stable")].tolist():
+            fewer = units[units != unit]
+            if model.needed(fewer) > model.memory[device]:
+                units = fewer
+        found.append(units)
+    return found
 
 
 def add_assignments(
@@ -127,7 +157,7 @@ def add_budgets(
         terms.append((1.0, _peaks(program, model, runs[:, limited], many, unit)))
     extras = [extra for extra in (more, top) if extra is not None]
     terms += [(factor, np.broadcast_to(variable, len(limited))) for factor, variable in extras]
-    right = np.zeros(len(limited)) if top else model.memory[limited] / unit
+    right = np.zeros(len(limited)) if top else model.memory[limited] / unit * (1 + WIDER)
     program.at_most(right, *terms)
 
 

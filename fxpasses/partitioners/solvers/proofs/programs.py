@@ -36,14 +36,14 @@ OPTIONS: dict[str, Any] = {
     "mip_min_logging_interval": 0.0,  # at each point of the search, not by the clock
     "parallel": "off",
     "mip_rel_gap": 1e-9,
-    "mip_feasibility_tolerance": 1e-9,
-    "primal_feasibility_tolerance": 1e-9,
-    "dual_feasibility_tolerance": 1e-9,
     "small_matrix_value": 1e-12,
     "mip_heuristic_effort": 0.0,  # good answers are known already, and most of what it takes are no iterations
     "mip_allow_restart": False,  # likewise
 }
-"""With its own tolerances HiGHS keeps rows up to 1e-6, so that a kilobyte beside 8 GiB counts for nothing."""
+TOLERANCES = 1e-9, 1e-8, 1e-7
+"""How far rows may be off: as little as HiGHS manages, which gives up where bytes stand beside many gigabytes. With its
+own 1e-6 a kilobyte beside 8 GiB counts for nothing."""
+TOLERATED = "mip_feasibility_tolerance", "primal_feasibility_tolerance", "dual_feasibility_tolerance"
 
 
 WIDE = 1e-6
@@ -169,8 +169,14 @@ class Program:
         solver.setCallback(count, None)
         solver.startCallback(kinds.kCallbackLogging)
         solver.startCallback(kinds.kCallbackMipInterrupt)
-        solver.run()
-        status, info = solver.getModelStatus(), solver.getInfo()
+        for tolerance in TOLERANCES:
+            for option in TOLERATED:
+                solver.setOptionValue(option, tolerance)
+            solver.run()
+            if (status := solver.getModelStatus()) != highspy.HighsModelStatus.kSolveError:
+                break
+            solver.clearSolver()
+        info = solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Answer(None, np.inf)
         if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInterrupt):

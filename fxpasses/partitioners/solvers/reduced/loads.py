@@ -137,6 +137,13 @@ class LoadModel:
             need += most
         return need
 
+    def needed(self, units: Ints) -> float:
+        """Bytes that a device needs for some units."""
+        blocks = np.unique(
+            np.concatenate([np.zeros(0, dtype=np.int64), *(self.holds[unit] for unit in units.tolist())])
+        )
+        return float(self.kept[units].sum() + self.shared[blocks].sum() + self.live[units].max(initial=0.0))
+
     def figures(self, homes: Ints) -> Floats:
         """What counts of each device, ``(p, k)``: its load, or its bytes."""
         return self.needs(homes) if self.by_bytes else self.loads(homes)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, WIDER
 from fxpasses.partitioners.solvers.proofs.programs import Program
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -86,7 +86,7 @@ class ReplicaProgram:
             terms: list[tuple[ArrayLike, Ints]] = [(tables.kept[None, :] / unit, here[None, :, device]), (1.0, most)]
             if len(held):
                 terms.append((tables.shared[None, :] / unit, held[None, :]))
-            program.at_most(tables.memory[device] / unit, *terms)
+            program.at_most(tables.memory[device] / unit * (1 + WIDER), *terms)
 
     def _sent(self, program: Program, here: Ints, home: Ints, below: float) -> list[tuple[Floats, Ints]]:
         """What is sent from a device to another, and what that adds to the loads of both."""
