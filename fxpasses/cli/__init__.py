@@ -20,6 +20,10 @@ from fxpasses.errors import FxPassesError
 __all__ = ["main"]
 
 
+_NOBODY_READS = 128 + 13
+"""The exit code of what a shell ends as nobody reads what it writes."""
+
+
 @contextlib.contextmanager
 def _one_sentence(context: click.Context) -> Iterator[None]:
     """What is refused, or cannot be written, is one sentence and exit code 2; the help goes its own way."""
@@ -28,8 +32,9 @@ def _one_sentence(context: click.Context) -> Iterator[None]:
     except FxPassesError as error:
         click.echo(f"error: {error}", err=True)
         context.exit(2)
-    except BrokenPipeError:  # click ends without a word where nobody reads on
-        raise
+    except BrokenPipeError:  # nobody reads on; the code that shells give, as 1 says that a check failed
+        _write_no_more()
+        context.exit(_NOBODY_READS)
     except OSError as error:
         click.echo(f"error: {error}.", err=True)
         _write_no_more()

@@ -143,9 +143,9 @@ def joining_option(links: Sequence[str], *, routed: bool) -> str:
 
 def make_console(*, as_json: bool = False, no_color: bool = False) -> Console:
     """Where a command prints; beside JSON, which has the standard output to itself, that is the standard error."""
-    from rich.console import Console
+    from fxpasses.cli.piped_console import PipedConsole
 
-    console = Console(stderr=as_json, no_color=no_color or None)
+    console = PipedConsole(stderr=as_json, no_color=no_color or None)
     if console.width < 1 or (not console.is_terminal and "COLUMNS" not in os.environ):  # some terminals say 0
         console.width = WIDTH
     return console

@@ -62,11 +62,16 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
         raise InputError(f"{str(path)!r} is a device, not a saved program; name a .pt2 file.")
     logged = list[BaseException]()
     try:
-        with warnings.catch_warnings(), _log_kept_in(logged, "torch.export"):
+        with warnings.catch_warnings(), _log_kept_in(logged, "torch.export", "torch.export.pt2_archive._package"):
             warnings.simplefilter("ignore")
             return from_file(str(file))
     except Exception as error:  # torch.export.load has no error type of its own: zip, JSON, schema and pickle errors
         reason = logged[-1] if logged else error
+        if (other := _what_else_it_is(file)) is not None:
+            raise InputError(
+                f"{str(path)!r} is not a program that torch.export.save wrote: it is {other}. Save what "
+                "torch.export.export(model, args) gives, or give the model itself, in a shell as file.py:function."
+            ) from error
         said = f"{str(path)!r} {_what_it_is(file)} ({type(reason).__name__}: {_first_line(reason).rstrip('.')})."
         if "not registered" in str(reason):
             said += (
@@ -77,7 +82,7 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
 
 
 @contextmanager
-def _log_kept_in(logged: list[BaseException], name: str) -> Iterator[None]:
+def _log_kept_in(logged: list[BaseException], *names: str) -> Iterator[None]:
     """Torch writes tracebacks to its log; what it then raises says no more than to look there."""
 
     def keep(record: logging.LogRecord) -> bool:
@@ -85,12 +90,25 @@ def _log_kept_in(logged: list[BaseException], name: str) -> Iterator[None]:
             logged.append(record.exc_info[1])
         return False
 
-    log = logging.getLogger(name)
-    log.addFilter(keep)
+    logs = list(map(logging.getLogger, names))
+    for log in logs:
+        log.addFilter(keep)
     try:
         yield
     finally:
-        log.removeFilter(keep)
+        for log in logs:
+            log.removeFilter(keep)
+
+
+def _what_else_it_is(file: Path) -> str | None:
+    """What a file is that torch wrote for something else, or that is no archive, as programs are."""
+    if not zipfile.is_zipfile(file):
+        return "no archive" if file.stat().st_size else "empty"
+    with zipfile.ZipFile(file) as archive:
+        inside = {name.partition("/")[2] for name in archive.namelist()}  # below the folder that has the file's name
+    if "constants.pkl" in inside:
+        return "a TorchScript model"
+    return "what torch.save wrote, such as weights" if "data.pkl" in inside else None
 
 
 def _what_it_is(file: Path) -> str:

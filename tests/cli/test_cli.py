@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +282,48 @@ def test_parameters_may_stay_in_main_memory(source: str, tmp_path: Path) -> None
     assert "equal to the model itself, bit by bit" in result.output
     assert '"offload": "cpu"' in (tmp_path / "out" / "plan.json").read_text()
     assert load(tmp_path / "out") is not None
+
+
+def saved_in_torchscript(path: Path) -> None:
+    path.write_bytes(b"")
+    with zipfile.ZipFile(path, "w") as archive:  # as torch.jit.save writes it, which warns that it is deprecated
+        for name in ("data.pkl", "constants.pkl", "code/__torch__.py"):
+            archive.writestr(f"model/{name}", "")
+
+
+OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "text": (lambda path: path.write_text("{}"), "no archive"),
+    "nothing": (Path.touch, "empty"),
+    "weights": (lambda path: torch.save({"weight": torch.ones(1)}, path), "what torch.save wrote, such as weights"),
+    "script": (saved_in_torchscript, "a TorchScript model"),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_what_a_file_is_that_is_no_program_is_said(name: str, tmp_path: Path) -> None:
+    write, what = OTHERS[name]
+    write(path := tmp_path / "model.pt")
+
+    done = run(str(path), *TWO)
+
+    assert 2 == done.exit_code
+    assert (
+        f"error: {str(path)!r} is not a program that torch.export.save wrote: it is {what}. Save what "
+        "torch.export.export(model, args) gives, or give the model itself, in a shell as file.py:function.\n"
+    ) in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_reader_that_reads_no_more_is_no_failed_check(arguments: list[str]) -> None:
+    """``fxpasses place | head -0``: 1 says that a plan does not fit."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "fxpasses", "place", "--time-budget", "0", *arguments]
+
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+
+    os.close(write)
+    assert 141 == done.returncode
+    assert "Traceback" not in done.stderr
+    assert "error" not in done.stderr

@@ -88,7 +88,9 @@ def search(
         spare = with_room_to_spare(figures, request, contiguity, bound) if contiguity == "free" else None
         spare = spare or _by_another(figures, request, contiguity, bound)
         if spare is None and contiguity == "free" and request.explain != "never":
-            spare = _from_smallest_peak(figures, request, bound)
+            spare = _without_budgets(figures, request, request.objective, bound)
+        if spare is None and contiguity == "free" and request.explain != "never":
+            spare = _without_budgets(figures, request, "memory", bound)
         answers += [] if spare is None else [spare]
     if not answers:
         raise none_found(figures, request, contiguity, nearest)
@@ -139,20 +141,22 @@ def _by_another(figures: GraphFigures, request: Request, contiguity: Contiguity,
     return None
 
 
-def _from_smallest_peak(figures: GraphFigures, request: Request, bound: float) -> Found | None:
-    """A free placement of a small peak, found without budgets and then changed until it keeps them.
+def _without_budgets(figures: GraphFigures, request: Request, objective: Objective, bound: float) -> Found | None:
+    """A free placement that is found without budgets, and then changed until it keeps them.
 
     It takes as long as another search, so it is asked where an error would be told. Under tight budgets searches see
-    too little of what makes a peak small: their answers pass them.
+    too little of what makes a peak small: their answers pass them, where one of a small peak, or one that leaves the
+    operators in their turns, may keep them.
     """
     roomy = [attrs.evolve(device, available_mem_bytes=None) for device in request.topology.devices]
     topology = attrs.evolve(request.topology, devices=roomy)
-    freely = attrs.evolve(request, objective="memory", topology=topology, effort=LITTLE_EFFORT, explain="never")
+    freely = attrs.evolve(request, objective=objective, topology=topology, effort=LITTLE_EFFORT, explain="never")
     try:
         runs = search(figures, freely, "free", fallbacks=False).runs
     except PlacementError:
         return None
-    runs, _is_settled = relieved(figures, request, request.problem(figures, "free", figures.needs), runs)
+    if check_until_over(figures, request, runs).over:
+        runs, _is_settled = relieved(figures, request, request.problem(figures, "free", figures.needs), runs)
     if check_until_over(figures, request, runs).over:
         return None
     return Found.of(figures, request, "free", runs, bound)
