@@ -13,7 +13,7 @@ from fxpasses.errors import InfeasibleError, PlacementError
 from fxpasses.partitioners.costs.graph_figures import GraphFigures
 from fxpasses.partitioners.placing.device_reasons import TOO_LARGE_TOGETHER, does_not_fit
 from fxpasses.partitioners.placing.device_runs import Runs
-from fxpasses.partitioners.placing.found_placements import Found
+from fxpasses.partitioners.placing.found_placements import EQUAL, Found
 from fxpasses.partitioners.placing.requests import Contiguity, Request
 from fxpasses.partitioners.placing.searches.device_search import search
 from fxpasses.partitioners.placing.searches.known_cuts import KnownCuts
@@ -27,6 +27,8 @@ ENOUGH = 0.005
 """A pipeline that is proven to take at most this share more than the best is not searched further."""
 NEAR = 1.15
 """How many times the latency of a free placement a quick pipeline may have so that better ones are looked for."""
+FEW = 100
+"""Operators up to which quick pipelines are looked at one by one, whatever memory there is."""
 BESIDE_FREE = 0.5
 """What pipelines get of the seconds where a free placement is known."""
 
@@ -137,6 +139,10 @@ def _in_turn(
     with contextlib.suppress(PlacementError):
         found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False, cuts=cuts))
     bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
+    if found and kind == "pipeline" and _least(found) > bound * (1 + EQUAL) and len(figures.nodes) <= FEW:
+        known = cuts.best
+        found += [] if known is None or known.found is None else [known.found]
+        bound = max(bound, 0.0 if known is None else known.bound)
     if found and (bound >= below or _least(found) > NEAR * below):
         return found
     if not found or _least(found) > bound * (1 + ENOUGH):

@@ -20,6 +20,8 @@ __all__ = ["best_pipeline"]
 
 IDEALS, MOST_IDEALS, CELLS = 1500, 2000, 2e7
 """Ideals in a second, and at most, and pairs of them times steps from one set of devices to the next in a second."""
+MOST_QUICK, QUICK_CELLS = 2500, 1.5e8
+"""The same for latencies: the bytes of all runs are counted beforehand, so one round is enough."""
 ORDERS = 12
 """Orders whose prefixes are looked at, at most, where there are more ideals."""
 
@@ -32,7 +34,10 @@ def best_pipeline(graph: ReducedGraph) -> BestPipeline | None:
     """
     known, request = None, graph.request
     for seconds in dict.fromkeys((1.0, max(1.0, request.time_budget))):
-        most = _most_ideals(States.count(graph.classes) * len(graph.classes), seconds)
+        steps = States.count(graph.classes) * len(graph.classes)
+        most = _most_ideals(steps, seconds)
+        if request.objective == "latency" and request.training is None:
+            most = max(most, _most_quick(max(steps, len(graph.figures.nodes)), seconds))
         words = all_ideals(graph.units, most)
         is_whole = words is not None
         if words is None:
@@ -57,6 +62,11 @@ def _better(known: BestPipeline, before: BestPipeline | None) -> BestPipeline:
 def _most_ideals(steps: int, seconds: float) -> int:
     """How many there may be, with so many steps between sets of devices, if that may take some seconds."""
     return math.isqrt(int(min(min(IDEALS**2 * seconds, MOST_IDEALS**2), CELLS * seconds / steps)))
+
+
+def _most_quick(steps: int, seconds: float) -> int:
+    """How many there may be where runs are gone through once; or where operators are counted that are more."""
+    return min(MOST_QUICK, math.isqrt(int(QUICK_CELLS * seconds / steps)))
 
 
 def _along_orders(units: Units, most: int, seed: int) -> Words | None:

@@ -25,6 +25,8 @@ from fxpasses.partitioners.placing.searches.quick_checks import check_in_order, 
 from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph
 from fxpasses.partitioners.placing.searches.run_bytes import RunBytes
 from fxpasses.partitioners.placing.searches.step_bytes import StepBytes
+from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial
+from fxpasses.partitioners.placing.searches.waiting_parts import Arrivals, QuickWalks
 from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
 from fxpasses.partitioners.placing.training_figures import stepping_figures
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import CutFamily, Words
@@ -32,7 +34,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.spans import Spans
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.contiguous.tight_memory.impossible import pair_bytes
 from fxpasses.partitioners.solvers.reduced.reducing import with_bytes
-from fxpasses.partitioners.solvers.reduced.tables import Floats, tables_of
+from fxpasses.partitioners.solvers.reduced.tables import Floats, Ints, tables_of
 
 __all__ = ["BestPipeline", "RunTable"]
 
@@ -45,6 +47,8 @@ AHEAD, COUNTED, AT_ONCE = 1.2, 6e7, 2e7
 """How much more than the answer runs may take that are counted with it; and how many of their operators are, in a
 second, and at once."""
 LEAST_SECONDS = 0.5
+WAYS = 1_000_000
+"""Ways that are begun in a second."""
 
 
 @attrs.frozen(eq=False)
@@ -126,6 +130,8 @@ class RunTable:
         """What is known once the runs of a table are, as far as there is time for that."""
         figures, request, classes = self.graph.figures, self.graph.request, self.graph.classes
         rounds, best, bound = self.rounds(request.time_budget), None, 0.0
+        if request.objective == "latency" and self.is_exact:
+            self._count_all(self._seconds)
         for most in self.numbers_of_devices():
             for round_ in range(rounds):
                 values = self.values()
@@ -154,6 +160,11 @@ class RunTable:
         """Whether no pipeline is left out, and no run needs less than is known."""
         return self.is_whole and self.graph.request.training is None
 
+    @property
+    def _seconds(self) -> float:
+        """How long counting bytes, or looking at ways, may take."""
+        return max(LEAST_SECONDS, self.graph.request.time_budget)
+
     def numbers_of_devices(self) -> Iterator[int]:
         """How many devices there may be: ever more, if as few as possible are wanted."""
         count = len(self.graph.request.topology.devices)
@@ -181,8 +192,8 @@ class RunTable:
         Returns:
             Whether one of its own was new; not where there is no time for more.
         """
-        seconds, operators = max(LEAST_SECONDS, self.graph.request.time_budget), len(self.graph.figures.nodes)
-        left = COUNTED * seconds / operators - self.counted.sum()
+        operators = len(self.graph.figures.nodes)
+        left = COUNTED * self._seconds / operators - self.counted.sum()
         own = tuple(np.array([step[1:] for step in steps]).T)
         if left <= 0 or self.counted[own].all():
             return False
@@ -193,10 +204,7 @@ class RunTable:
         if len(first) > most:  # those that take long are likely to be in an answer, and to need much
             heaviest = np.argpartition(-least[first, last], most)[:most]
             first, last = np.concatenate([own[0], first[heaviest]]), np.concatenate([own[1], last[heaviest]])
-        counted = self.bytes_of.of_runs(first, last)
-        for need in self.need:
-            need[first, last] = np.maximum(need[first, last], counted)
-        self.counted[first, last] = True
+        self._note(first, last)
         return True
 
     def _where_it_fits(self, values: Sequence[Floats]) -> list[Floats]:
@@ -246,8 +254,8 @@ class RunTable:
             return BestPipeline(Found.of(self.graph.figures, self.graph.request, "pipeline", found.runs, 0.0), 0.0)
         if objective == "devices":
             return BestPipeline(found, float(most), is_best=True)
-        if objective == "latency":  # parts may run side by side, but none is over before its own work is
-            return self._of_all(found, 0.0, rounds, self._where_it_fits(self.work))
+        if objective == "latency":
+            return self._of_quickest(found)
         if objective == "throughput" and found.value > value * (1 + EQUAL):  # it counts each device's best link
             return self._of_all(found, value, rounds, self._where_it_fits(self.load))
         return BestPipeline(found, min(value, found.value), is_best=True)
@@ -260,6 +268,45 @@ class RunTable:
             best = best if found is None else min(best, found, key=lambda each: each.value)
         is_best = next(ways, None) is None
         return BestPipeline(best, best.value if is_best else bound, is_best=is_best)
+
+    def _of_quickest(self, best: Found) -> BestPipeline:
+        """Look at each way whose parts may end sooner, the quickest first: parts may run side by side.
+
+        Where ways are too many to weigh them all, the best of some tells of more that they are too slow.
+        """
+        figures, request = self.graph.figures, self.graph.request
+        states, arrivals = States.of(self.graph.classes), Arrivals.of(self.graph)
+        trials = int(self._seconds / seconds_of_trial(request, len(figures.nodes)))
+        while True:
+            before, work = best.value, self._where_it_fits(self.work)
+            ways, least, is_whole = QuickWalks(states, self.inside, work, arrivals).before(
+                best.value, int(WAYS * self._seconds)
+            )
+            for way, value in zip(ways, least.tolist(), strict=True):
+                if value >= best.value * (1 - EQUAL):
+                    break
+                if trials <= 0:
+                    return BestPipeline(best, value if is_whole else 0.0)
+                trials -= 1
+                found, _is_as_expected = self.follow(way)
+                best = best if found is None else min(best, found, key=lambda each: each.value)
+            if is_whole:
+                return BestPipeline(best, best.value, is_best=True)
+            if best.value >= before:
+                return BestPipeline(best, 0.0)
+
+    def _count_all(self, seconds: float) -> None:
+        """Count the bytes of all runs, if that takes no longer than some seconds."""
+        is_run = np.logical_or.reduce([np.isfinite(load) for load in self.load])
+        first, last = np.nonzero(is_run & ~self.counted)
+        if len(first) * len(self.graph.figures.nodes) <= COUNTED * seconds:
+            self._note(first, last)
+
+    def _note(self, first: Ints, last: Ints) -> None:
+        counted = self.bytes_of.of_runs(first, last)
+        for need in self.need:
+            need[first, last] = np.maximum(need[first, last], counted)
+        self.counted[first, last] = True
 
     def least_missing(self, budget: float) -> int:
         """The fewest bytes that every pipeline lacks on some device, as far as that is known."""

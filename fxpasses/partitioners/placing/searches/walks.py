@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["Step", "every_walk", "smallest_walk"]
+__all__ = ["Step", "every_walk", "reaching", "smallest_walk"]
 
 Step = tuple[int, int, int]
 """A device, and the places from which and to which it runs."""
@@ -59,13 +59,8 @@ def every_walk(states: States, loads: Sequence[Floats], below: float) -> Iterato
 
     Depth first, small loads first, and only where the end can still be reached: what does not lead there takes no time.
     """
-    fits = [load < below for load in loads]
+    reaches, fits = reaching(states, loads, below)
     count = len(loads[0])
-    reaches = np.zeros((len(states.moves), count), dtype=bool)
-    reaches[:, -1] = True
-    for state in reversed(range(len(states.moves))):
-        for kind, there in states.moves[state]:
-            reaches[state] |= fits[kind] @ reaches[there]
     waiting: list[tuple[int, int, list[Step]]] = [(0, 0, [])]
     while waiting:
         state, place, steps = waiting.pop()
@@ -79,6 +74,22 @@ def every_walk(states: States, loads: Sequence[Floats], below: float) -> Iterato
         ]
         for _load, kind, there, later in sorted(following, reverse=True):
             waiting.append((there, later, [*steps, (states.device(there, kind), place, later)]))
+
+
+def reaching(
+    states: States, loads: Sequence[Floats], below: float
+) -> tuple[NDArray[np.bool_], list[NDArray[np.bool_]]]:
+    """Whether the end can be reached from each state at each place, and which steps take less than a limit.
+
+    Time O(states × classes × places²).
+    """
+    fits = [load < below for load in loads]
+    reaches = np.zeros((len(states.moves), len(loads[0])), dtype=bool)
+    reaches[:, -1] = True
+    for state in reversed(range(len(states.moves))):
+        for kind, there in states.moves[state]:
+            reaches[state] |= fits[kind] @ reaches[there]
+    return reaches, fits
 
 
 @attrs.frozen(eq=False)
