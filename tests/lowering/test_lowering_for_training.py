@@ -557,3 +557,58 @@ def test_writes_to_slices_have_gradients_wherever_they_run(homes: tuple[str, ...
     found = dict(lowered.named_parameters())
     for name, parameter in model.named_parameters():
         assert torch.equal(found[name].grad, parameter.grad)
+
+
+class SplitAsDataSay(nn.Module):
+    """Pieces whose sizes are data, and what is repeated as often as data say; their sizes are related."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        sizes = counts[:2].tolist()
+        for size in sizes:
+            torch._check(size >= 0)
+            torch._check(size <= 12)
+        one, other = torch.split(self.first(x), sizes)
+        torch._check(sizes[0] + sizes[1] <= 12)
+        return one.sum() - other.square().mean() + self.second(x.repeat_interleave(counts, 0)).sum()
+
+
+class Selected(nn.Module):
+    """Attention among the rows that a mask picks, whose number is data: views of them, dense and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.second = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        picked = x[counts > 0]
+        seen = self.attention(picked, picked, picked)[0]
+        return (self.second(seen) + nn.functional.logsigmoid(picked.t()).t().reshape(-1, 4, 2).flatten(1)).sum()
+
+
+@pytest.mark.parametrize("model", [SplitAsDataSay, Selected])
+@pytest.mark.parametrize("training", [None, Training(optimizer_slots=1)])
+def test_sizes_that_data_say_are_placed_split_and_trained(model: type[nn.Module], training: Training | None) -> None:
+    """What was said: "cannot run without data", "Runtime assertion failed", and that sizes cannot be guarded on."""
+    expected, args = model(), (torch.randn(12, 8), torch.tensor([5, 7] + [0, 1] * 5))
+    mine = copy.deepcopy(expected)
+    first = "first" if hasattr(mine, "first") else "attention"
+
+    lowered = lower(
+        mine,
+        args,
+        devices=[Device("left"), Device("right")],
+        pinned={first: "left", "second": "right"},
+        training=training,
+    )
+
+    for counts in (args[1], torch.tensor([11, 1] + [2, 0] * 5)):
+        outputs = [each(args[0], counts) for each in (expected, lowered)]
+        torch.testing.assert_close(outputs[1], outputs[0])
+        for output in outputs:
+            output.backward()
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(lowered.get_parameter(name).grad, parameter.grad)

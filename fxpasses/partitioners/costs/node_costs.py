@@ -26,6 +26,7 @@ from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
 from fxpasses.outlining.regions import switches_regions
 from fxpasses.partitioners.costs.counted_runs import taken_apart, within_module
+from fxpasses.partitioners.costs.kernels.described_values import Like, described
 from fxpasses.partitioners.costs.kernels.dry_runs import dry_run, makes_a_copy
 from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of
 from fxpasses.partitioners.costs.traffic import (
@@ -174,7 +175,8 @@ def _hands_back(node: Node) -> bool:
     if isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return not module.training
     if isinstance(module, torch.nn.Flatten):
-        return all(tensor.is_contiguous() for used in node.all_input_nodes for tensor in tensors_in(value_of(used)))
+        made = (described(tensor) for used in node.all_input_nodes for tensor in tensors_in(value_of(used)))
+        return all(isinstance(each, Like) and each.is_dense for each in made)
     return isinstance(module, (torch.nn.Identity, torch.nn.Unflatten))
 
 

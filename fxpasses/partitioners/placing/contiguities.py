@@ -141,8 +141,9 @@ def _in_turn(
     bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
     if found and kind == "pipeline" and _least(found) > bound * (1 + EQUAL) and len(figures.nodes) <= FEW:
         known = cuts.best
-        found += [] if known is None or known.found is None else [known.found]
-        bound = max(bound, 0.0 if known is None else known.bound)
+        if known is not None:
+            found += [] if known.found is None or known.found.value >= _least(found) else [known.found]
+            bound = max(bound, known.bound)
     if found and (bound >= below or _least(found) > NEAR * below):
         return found
     if not found or _least(found) > bound * (1 + ENOUGH):

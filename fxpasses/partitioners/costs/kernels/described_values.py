@@ -63,6 +63,16 @@ class Like:
     is_negated: bool = False
     tangents: tuple[int, ...] = ()
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements lie in their order, one after the other."""
+        elements = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size > 1 and stride != elements:
+                return 0 in self.shape
+            elements *= size
+        return True
+
     def make(self) -> Tensor:
         """One without data, inside of a mode that makes such."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
@@ -112,12 +122,12 @@ def _may_differ(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     is_view = node.target in _VIEWS
-    if node.target in _LAID_OUT_ANEW and (operands := tensors_in(value_of(node.all_input_nodes[0]))):
-        return not operands[0].is_contiguous()
+    if node.target in _LAID_OUT_ANEW and isinstance(operand := described(node.all_input_nodes[0]), Like):
+        return not operand.is_dense
     if any(used in _LAYOUTS for used in node.all_input_nodes):
         follows = is_view or node.target is operator.getitem or isinstance(node.target, OpOverload)
         return follows and bool(tensors_in(value_of(node)))
-    return is_view and isinstance(value := value_of(node), Tensor) and 1 in value.shape
+    return is_view and isinstance(made := described(node), Like) and 1 in made.shape
 
 
 def _laid_out(node: Node) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -86,7 +87,7 @@ class ForwardTrace(Interpreter):
             self.followed.need(size)
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
-            result = self._without_data(n) if _asks_data(n) else super().run_node(n)
+            result = self._result(n)
         tensors = _parts(n, result) if n.op != "output" else []
         self._note_owner(n, [without_levels(tensor) for tensor in tensors_in(result)] if tensors else [], tensors)
         if any(tensor.requires_grad for tensor in tensors):
@@ -118,6 +119,18 @@ class ForwardTrace(Interpreter):
                 self.tangent_of.setdefault(key, n)
         self.kept += tensors
 
+    def _result(self, n: Node) -> Any:
+        """What a node gives; sizes that depend on data are as large as may be, each for itself.
+
+        So an assertion that relates two of them may not hold, and pieces may be larger than what is split.
+        """
+        if n.target is aten._assert_scalar.default:
+            return None
+        if n.target is aten.split_with_sizes.default:
+            (given, sizes, *more), _none = self.fetch_args_kwargs_from_env(n)
+            return n.target(given, _within(sizes, given.shape[more[0] if more else 0]), *more)
+        return self._without_data(n) if _asks_data(n) else super().run_node(n)
+
     def _without_data(self, n: Node) -> Any:
         """The result of an operator whose data say how large it is: of the size that was recorded, or may be at most.
 
@@ -131,6 +144,11 @@ class ForwardTrace(Interpreter):
             picked = _Picked.apply(args[0], shape, 0 if n.target is aten.masked_select.default else scratch)  # type: ignore[no-untyped-call]  # torch does not say
             self.followed.need(scratch)
             return picked
+        if n.target is aten.repeat_interleave.self_Tensor:
+            self.followed.need(scratch_bytes(n.target, args, example))
+            dim = args[2] if len(args) > 2 else kwargs.get("dim")
+            rows = example.new_empty(example.shape[dim or 0], dtype=torch.int64)
+            return args[0].flatten().index_select(0, rows) if dim is None else args[0].index_select(dim, rows)
         given = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
         if given and any(tensor.is_floating_point() for tensor in tensors_in(example)):
             raise RuntimeError(f"the size of what {n.target} gives depends on data")
@@ -314,6 +332,13 @@ def _parts(node: Node, value: Any) -> list[Tensor]:
 def _in_context(function: Any) -> list[Tensor]:
     """What the ``ctx`` of a function that is written in Python holds without ``save_for_backward``."""
     return [tensor for held in getattr(function, "__dict__", {}).values() for tensor in tensors_in(held)]
+
+
+def _within(sizes: Sequence[int], whole: int) -> list[int]:
+    """Sizes of pieces, each as large as it may be, so that they add up to the whole: from the first on."""
+    ends = [min(end, whole) for end in itertools.accumulate(sizes)]
+    ends[-1:] = [whole]
+    return [end - start for start, end in itertools.pairwise([0, *ends])]
 
 
 def _asks_data(node: Node) -> bool:

@@ -356,6 +356,13 @@ def test_a_sparse_gradient_counts_as_if_all_of_it_were_there(kind: type[nn.Embed
     assert allocated_peak(step) + held <= memory.peak
 
 
+def repeated_as_data_say(x: Tensor) -> Tensor:
+    """Each row once: how often is known when it runs, but that there are no more rows then."""
+    made = x.repeat_interleave((x[:, 0, 0] > -99.0).long(), 0)
+    torch._check(made.shape[0] <= x.shape[0])
+    return made
+
+
 WEIGHTS = torch.rand(64)
 ONE_ZERO = torch.ones(4, 64, 64).index_put((torch.tensor(1),) * 3, torch.tensor(0.0))
 ON_CPU = {
@@ -374,6 +381,7 @@ ON_CPU = {
     "loss by a mask": calling(lambda x: (lambda mask: nn.functional.mse_loss(x[mask], x.tanh()[mask]))(x > -99.0)),
     "rows picked twice": calling(lambda x: (lambda mask: x[mask] * x.sin()[mask.nonzero()[:, 0]])(x[..., 0, 0] > -99)),
     "where, twice": calling(lambda x: (lambda m: x[torch.where(m)[0]] * x[torch.where(m)[0]])(x[..., 0, 0] > -99)),
+    "rows as often as data say": calling(repeated_as_data_say),
     "rows by an index": calling(lambda x: x.index_select(0, torch.arange(0, x.shape[0], 2))),
     "rows, again and again": calling(lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 0, output_size=4)),
     "trace": calling(lambda x: x.flatten(0, 1).trace()),
