@@ -37,3 +37,19 @@ def test_bounds_of_answers_are_whole(contiguity: str) -> None:
 
     assert solution.bound.is_integer()
     assert solution.bound <= solution.objective_value
+
+
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+def test_a_device_holds_no_less_than_the_largest_node_needs_alone(contiguity: str) -> None:
+    """With what it keeps, shares and has alive: the bound was the average of all, and nothing was proven."""
+    graph: nx.DiGraph = nx.path_graph(12, create_using=nx.DiGraph)
+    nx.set_node_attributes(graph, 10, "kept_bytes")
+    graph.nodes[5].update(live_bytes=70, shared_bytes={"tied": 20})
+    graph.nodes[6].update(shared_bytes={"tied": 20})
+    devices = [Device(name) for name in "abc"]
+    problem = PlacementProblem(graph, devices, objective="memory", contiguity=contiguity, time_budget=0.0, effort=0.0)
+
+    solution = solve_placement(problem)
+
+    assert solution.bound == 100
+    assert solution.is_optimal == (solution.objective_value == 100)

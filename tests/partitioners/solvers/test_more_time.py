@@ -13,6 +13,7 @@ from benchmarks.placement_workloads import mixed
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous import solving as pipelines
+from fxpasses.partitioners.solvers.latency import solving as latencies
 
 
 def tree(nodes: int, seed: int) -> PlacementProblem:
@@ -84,3 +85,47 @@ def test_twice_the_time_makes_no_convex_sets_of_a_small_latency_worse() -> None:
 
     assert half.objective_value <= none.objective_value
     assert usual.objective_value <= half.objective_value
+
+
+@pytest.fixture
+def asked_of_latencies(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The budgets with which a pipeline of a small latency is searched for."""
+    budgets, searched = list[float](), latencies._node_by_node
+
+    def remembered(problem: PlacementProblem, *given: Any) -> Any:
+        budgets.append(problem.time_budget)
+        return searched(problem, *given)
+
+    monkeypatch.setattr(latencies, "_node_by_node", remembered)
+    return budgets
+
+
+@pytest.mark.parametrize(
+    ("budget", "contiguity", "all_asked"),
+    [
+        (1.0, "pipeline", [1.0]),
+        (2.0, "pipeline", [2.0, 1.0]),
+        (4.5, "pipeline", [4.5, 0.75, 1.0]),
+        (6.0, "pipeline", [6.0, 1.0]),
+        (6.0, "free", [6.0]),
+    ],
+)
+def test_pipelines_of_a_small_latency_are_looked_for_in_less_time_too(
+    budget: float, contiguity: str, all_asked: list[float], asked_of_latencies: list[float]
+) -> None:
+    problem = attrs.evolve(tree(40, 2), objective="latency", contiguity=contiguity)
+
+    longest = solve_placement(attrs.evolve(problem, time_budget=budget))
+    assert asked_of_latencies == all_asked
+
+    for less in all_asked[1:]:
+        shorter = solve_placement(attrs.evolve(problem, time_budget=less))
+        assert longest.objective_value <= shorter.objective_value
+        assert longest.bound >= shorter.bound
+
+
+def test_a_latency_that_is_proven_is_not_looked_for_again(asked_of_latencies: list[float]) -> None:
+    problem = attrs.evolve(tree(8, 1), objective="latency", time_budget=2.0)
+
+    assert solve_placement(problem).is_optimal
+    assert asked_of_latencies == [2.0]

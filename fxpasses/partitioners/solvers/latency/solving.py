@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 
@@ -24,7 +25,7 @@ from fxpasses.partitioners.solvers.latency.list_schedules import in_chunks
 from fxpasses.partitioners.solvers.latency.many_nodes import ManyNodes
 from fxpasses.partitioners.solvers.latency.searching import LatencySearch
 from fxpasses.partitioners.solvers.latency.shrinking import is_large, shrunk, simple_starts, widened
-from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.problem import USUAL_SECONDS, PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.ordering import add_order
 from fxpasses.partitioners.solvers.reduced.loads import LoadModel
@@ -38,6 +39,8 @@ ORDERS = 3
 """Linear orders that are cut for a start."""
 MOST_UNITS = 1000
 """Units up to which a search starts from several pipelines though little effort is wanted; else no long graph does."""
+MORE, MUCH_LESS = 2.0, 6.0
+"""How many times the usual seconds are more, and what part of them pipelines are looked for in once more."""
 FIRST = 3.0
 """How many times the seconds of the budget, counted in steps, each pipeline to start from may take. The effort has no
 say: convex sets ask for pipelines with less of it, and must get the same."""
@@ -64,8 +67,23 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     model = work_of(units, tables)
     flow = Flow.of(units, model.devices) if problem.contiguity == "pipeline" else None
     level = Level(tables, model, units.unit_of, flow)
-    answer, bound = (_of_many if is_large(tables) else _node_by_node)(problem, level, units)
-    return solved(answer, units, bound, flow)
+    search = _of_many if is_large(tables) else _node_by_node
+    answer, bound = search(problem, level, units)
+    for less in _again(problem) if flow is not None else ():
+        if answer.value <= bound * (1 + 1e-9):
+            break
+        with contextlib.suppress(PlacementError):  # it was found with more time only
+            other, more = search(attrs.evolve(problem, time_budget=less, explain="never"), level, units)
+            answer, bound = min(answer, other, key=lambda each: each.value), max(bound, more)
+    return solved(answer, units, min(bound, answer.value), flow)
+
+
+def _again(problem: PlacementProblem) -> tuple[float, ...]:
+    """Fewer seconds in which pipelines are looked for, too: with more, searches go other ways, and mostly find more."""
+    if problem.time_budget < MORE * USUAL_SECONDS or problem.has_little_effort:
+        return ()
+    shorter = dict.fromkeys((problem.time_budget / MUCH_LESS, USUAL_SECONDS))
+    return tuple(less for less in shorter if less >= USUAL_SECONDS / 2)
 
 
 def _node_by_node(problem: PlacementProblem, level: Level, units: Units) -> tuple[LatencyAnswer, float]:

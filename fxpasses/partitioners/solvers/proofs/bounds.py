@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.reduced.columns import equal_columns
+from fxpasses.partitioners.solvers.reduced.fitting import needed_alone
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
@@ -99,7 +100,8 @@ def load_bound(units: Units, memory: Floats, objective: str, prices: Prices | No
     prices = prices or prices_of(units, memory, objective)
     bound = max(float(least.max()), prices.bound)
     if objective == "memory":
-        bound = max(bound, float(units.kept.sum() + units.shared.sum() + units.live.max()) / len(memory))
+        together = float(units.kept.sum() + units.shared.sum() + units.live.max()) / len(memory)
+        bound = max(bound, together, float(needed_alone(units).max()))
     return bound
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fxpasses.partitioners.solvers.reduced.reducing import Units, merge, only_there
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["kept_off", "where_they_fit"]
+__all__ = ["kept_off", "needed_alone", "where_they_fit"]
 
 
 def where_they_fit(units: Units, memory: Floats) -> Units | None:
@@ -29,9 +29,14 @@ def where_they_fit(units: Units, memory: Floats) -> Units | None:
     return fitted
 
 
-def kept_off(units: Units, memory: Floats) -> Units | None:
-    """No unit may run where there is no room for it alone; None where one has room nowhere."""
+def needed_alone(units: Units) -> Floats:
+    """Bytes of a device that runs one unit only, ``(m,)``."""
     need = (units.kept + units.live).astype(np.float64)
     np.add.at(need, units.shares[:, 1], units.shared[units.shares[:, 0]])
-    seconds = np.where(need[:, None] <= memory, units.seconds, np.inf)
+    return need
+
+
+def kept_off(units: Units, memory: Floats) -> Units | None:
+    """No unit may run where there is no room for it alone; None where one has room nowhere."""
+    seconds = np.where(needed_alone(units)[:, None] <= memory, units.seconds, np.inf)
     return attrs.evolve(units, seconds=seconds) if np.isfinite(seconds).any(axis=1).all() else None
