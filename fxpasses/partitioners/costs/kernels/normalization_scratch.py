@@ -16,6 +16,8 @@ from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_by
 __all__ = ["NORMALIZATIONS"]
 
 _FLOAT = 4
+_LARGE, _LARGE_BACKWARD = 1024, 2048
+"""Elements of a channel of a sample from which on threads share samples with channels last."""
 aten = torch.ops.aten
 
 
@@ -43,24 +45,28 @@ def _batch_backward(args: Sequence[Any], _result: Any) -> int:
 
 
 def _group_sums(args: Sequence[Any], _result: Any) -> int:
-    """With channels last, the sum of each channel of each sample, and of its squares."""
-    given: Tensor = args[0]
-    return 0 if given.is_contiguous() else _sums_of_samples(given)
+    """With channels last, the sum of each channel of each sample, and of its squares.
+
+    Of large samples in each thread, and for each group what these come to.
+    """
+    given, (samples, channels, elements, groups) = args[0], map(concrete_size, args[3:7])
+    if given.is_contiguous():
+        return 0
+    of_channels = 2 * samples * channels
+    if elements >= _LARGE:
+        of_channels = torch.get_num_threads() * of_channels + 2 * samples * groups
+    size: int = max(_FLOAT, given.element_size())
+    return of_channels * size
 
 
 def _group_backward(args: Sequence[Any], _result: Any) -> int:
-    """The same, for the gradients; of large samples in each thread, and for each group."""
-    given, samples = args[1], concrete_size(args[1].shape[0])
-    if given.is_contiguous():
-        return _sums_of_samples(given)
-    of_channels = 2 * (1 + torch.get_num_threads()) * samples * concrete_size(given.shape[1])
+    """The same, for the gradients; where not all lie with channels last, of each thread, too."""
+    given, (samples, channels, elements, groups) = args[1], map(concrete_size, args[5:9])
+    of_channels = 2 * samples * channels
+    if elements >= _LARGE_BACKWARD and not given.is_contiguous():
+        of_channels += torch.get_num_threads() * of_channels + 2 * samples * groups
     size: int = max(_FLOAT, given.element_size())
-    return (of_channels + 2 * samples * concrete_size(args[8])) * size
-
-
-def _sums_of_samples(given: Tensor) -> int:
-    samples, channels = map(concrete_size, given.shape[:2])
-    return (2 * samples + torch.get_num_threads()) * channels * max(_FLOAT, given.element_size())
+    return of_channels * size
 
 
 def _layer_bytes(args: Sequence[Any], result: Any) -> int:

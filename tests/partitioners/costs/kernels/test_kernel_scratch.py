@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -411,3 +412,27 @@ def test_attention_lays_out_keys_and_values(
     result = func(*args)
 
     assert beside_its_result(lambda: func(*args)) == scratch_bytes(func, args, result)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 32, 8, 8), (3, 16, 31, 33), (4, 16, 32, 32), (2, 16, 45, 45), (2, 16, 46, 46)])
+def test_groups_are_normalized_with_sums_of_each_channel_of_each_sample(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, form: torch.memory_format, threads: int
+) -> None:
+    """With channels last, threads share large samples: up to two thirds of these sums were missing."""
+    given, weights = torch.randn(shape).to(dtype).to(memory_format=form), torch.ones(shape[1], dtype=dtype)
+    numbers = (shape[0], shape[1], shape[2] * shape[3], 4)
+    forward, backward = aten.native_group_norm.default, aten.native_group_norm_backward.default
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = forward(given, weights, weights, *numbers, 1e-5)
+        args = (torch.randn_like(given), given, made[1], made[2], weights, *numbers, [True, True, True])
+        for function, own in ((forward, (given, weights, weights, *numbers, 1e-5)), (backward, args)):
+            result = function(*own)
+            real = allocated_peak(functools.partial(function, *own)) - sum(each.nbytes for each in result)
+            assert scratch_bytes(function, own, result) == real
+    finally:
+        torch.set_num_threads(before)
