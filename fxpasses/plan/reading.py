@@ -175,6 +175,8 @@ def read_parts(data: Mapping[str, Any], devices: Sequence[Device]) -> tuple[Part
     for where, entry in _objects(data, "parts"):
         _refuse_unknown(entry, ("name", "device", "ops", "offload", "again"), where)
         name, device = text(entry, "name", f"{where}."), text(entry, "device", f"{where}.")
+        if not name:
+            raise PlanError(f"In this plan {where}.name is empty; write a text.")
         if device not in names:
             raise PlanError(
                 f"In this plan {where} ({name}) is on the device {device!r}, which is not among its devices "
@@ -201,6 +203,11 @@ def _operators(value: Any, where: str) -> tuple[str, ...]:
             raise PlanError(
                 f"In this plan {where} names {op!r}, which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; "
                 f"for {'a whole module' if module else 'the whole model'} write {module + '/*'!r}."
+            )
+        if "#" not in op and not op.endswith("/*"):
+            raise PlanError(
+                f"In this plan {where} names {op!r} without a number; write {op + '#0'!r} for the first of them in its "
+                "module, #1 for the next."
             )
     return tuple(value)
 

@@ -301,6 +301,12 @@ def test_a_budget_may_be_written_as_people_write_it() -> None:
             "In this plan parts[0].ops names '*', which reads neither MODULE/* nor MODULE/OPERATOR#NUMBER; for the "
             "whole model write '/*'.",
         ),
+        (
+            part(ops=["layers.0/add"]),
+            "In this plan parts[0].ops names 'layers.0/add' without a number; write 'layers.0/add#0' for the first of "
+            "them in its module, #1 for the next.",
+        ),
+        (part(name=""), "In this plan parts[0].name is empty; write a text."),
         (part(offload="gpu"), "In this plan parts[0].offload is 'gpu'; write \"cpu\", or leave it out."),
         (
             edited(objective="fastest"),
