@@ -139,7 +139,8 @@ def _in_turn(
     with contextlib.suppress(PlacementError):
         found.append(search(figures, request, "pipeline", solve_in_turn, fallbacks=False, cuts=cuts))
     bound = _bound_in_turn(figures, request, found) if kind == "pipeline" else 0.0
-    if found and kind == "pipeline" and _least(found) > bound * (1 + EQUAL) and len(figures.nodes) <= FEW:
+    is_small = len(figures.nodes) <= FEW and request.training is None
+    if found and is_small and kind == "pipeline" and _least(found) > bound * (1 + EQUAL):
         known = cuts.best
         if known is not None:
             found += [] if known.found is None or known.found.value >= _least(found) else [known.found]

@@ -78,6 +78,13 @@ def _tails(own: Floats, maker: Ints, user: Ints) -> Floats:
     return tail
 
 
+def _in_blocks(rows: Ints, size: int) -> Iterator[Ints]:
+    """Rows of a size, so many at a time that they are looked at together."""
+    most = max(1, AT_ONCE // size)
+    for start in range(0, len(rows), most):
+        yield rows[start : start + most]
+
+
 @attrs.frozen(eq=False)
 class _Begun:
     """Ways that go as far as some ideals.
@@ -92,7 +99,7 @@ class _Begun:
     state: Ints
     steps: Ints
     ends: Floats
-    turn: NDArray[np.int8]
+    turn: NDArray[np.int16]
 
     def __len__(self) -> int:
         return len(self.state)
@@ -130,37 +137,40 @@ class QuickWalks:
                 np.zeros(1, dtype=np.int64),
                 np.zeros((1, 0, 3), dtype=np.int64),
                 np.zeros((1, 0)),
-                np.full((1, units), -1, dtype=np.int8),
+                np.full((1, units), -1, dtype=np.int16),
             )
         ]
         steps, ends = list[list[Step]](), list[float]()
         while waiting and most >= 0:
             for begun in self._extended(waiting.pop(), reaches, fits):
                 most -= len(begun)
-                soon = begun.chosen(self._may_end(begun) < limit)
+                soon = begun.chosen(self._may_end(begun) * ROUNDING < limit)
                 is_done = soon.steps[:, -1, 2] == count - 1
                 done = soon.chosen(is_done)
                 steps += [[(d, a, b) for d, a, b in way] for way in done.steps.tolist()]
                 ends += done.ends.max(axis=1).tolist()
                 if not is_done.all():
                     waiting.append(soon.chosen(~is_done))
+                if most < 0:
+                    break
         least = np.array(ends, dtype=np.float64) * ROUNDING
         order = np.argsort(least, kind="stable")
-        return [steps[way] for way in order.tolist()], least[order], not waiting
+        return [steps[way] for way in order.tolist()], least[order], most >= 0
 
     def _extended(
         self, begun: _Begun, reaches: NDArray[np.bool_], fits: Sequence[NDArray[np.bool_]]
     ) -> Iterator[_Begun]:
         """The same ways with one more step, in blocks."""
         place = begun.steps[:, -1, 2] if begun.steps.shape[1] else np.zeros(len(begun), dtype=np.int64)
-        block = max(1, AT_ONCE // max(1, len(self.arrivals.user), len(self.inside)))
+        values = max(1, len(self.arrivals.user), len(self.inside))
         for state in np.unique(begun.state).tolist():
             rows = np.flatnonzero(begun.state == state)
             for kind, there in self.states.moves[state]:
-                row, later = np.nonzero(fits[kind][place[rows]] & reaches[there])
-                for start in range(0, len(row), block):
-                    own = rows[row[start : start + block]]
-                    yield self._stepped(begun.chosen(own), kind, there, place[own], later[start : start + block])
+                for own in _in_blocks(rows, self.inside.shape[1]):
+                    row, later = np.nonzero(fits[kind][place[own]] & reaches[there])
+                    for some in _in_blocks(np.arange(len(row)), values):
+                        ways = own[row[some]]
+                        yield self._stepped(begun.chosen(ways), kind, there, place[ways], later[some])
 
     def _may_end(self, begun: _Begun) -> Floats:
         """When ways end at least: what is not in a part yet waits for what is."""
@@ -175,7 +185,7 @@ class QuickWalks:
     def _stepped(self, begun: _Begun, kind: int, there: int, first: Ints, last: Ints) -> _Begun:
         """Each way with the step to an ideal."""
         device, step = self.states.device(there, kind), begun.steps.shape[1]
-        turn = np.where((begun.turn < 0) & self.inside[:, last].T, np.int8(step), begun.turn)
+        turn = np.where((begun.turn < 0) & self.inside[:, last].T, np.int16(step), begun.turn)
         made, taken = turn[:, self.arrivals.maker], turn[:, self.arrivals.user] == step
         edges, arrives = np.arange(len(self.arrivals.user)), np.zeros(len(begun))
         for before in range(step):
