@@ -47,7 +47,7 @@ AHEAD, COUNTED, AT_ONCE = 1.2, 6e7, 2e7
 """How much more than the answer runs may take that are counted with it; and how many of their operators are, in a
 second, and at once."""
 LEAST_SECONDS = 0.5
-WAYS = 700_000
+WAYS = 1_000_000
 """Ways that are begun in a second."""
 
 

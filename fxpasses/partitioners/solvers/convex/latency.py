@@ -18,7 +18,7 @@ from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
 from fxpasses.partitioners.solvers.latency.shrinking import is_large
 from fxpasses.partitioners.solvers.latency.solving import FIRST, solve_latency, solved
-from fxpasses.partitioners.solvers.problem import PlacementProblem
+from fxpasses.partitioners.solvers.problem import USUAL_SECONDS, PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
@@ -35,7 +35,7 @@ WORK_A_SECOND, LEAST_SECONDS = 300_000, 0.5
 an answer is wanted."""
 BATCH = 64
 SHARES = 1.0, 0.5, 0.0
-"""Of the seconds, what searches get: with more of them one may end where no move leads on."""
+"""Of half a second or more, what searches get: with more seconds one may end where no move leads on."""
 INNER_EFFORT = 0.5
 """Of the effort, what searches for first answers get."""
 
@@ -55,7 +55,8 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
     level = Level(tables, work_of(units, tables), units.unit_of, None)
     program, bound = bounded(problem, level, units)
     sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
-    budgets = dict.fromkeys(share * problem.time_budget for share in SHARES)
+    is_short = problem.has_little_effort or problem.time_budget < USUAL_SECONDS / 2
+    budgets = dict.fromkeys(share * problem.time_budget for share in (SHARES[:1] if is_short else SHARES))
     answers = [_moved(attrs.evolve(problem, time_budget=budget), level, units, sets) for budget in budgets]
     answer = min(filter(None, answers), key=lambda each: each.value, default=None)
     if answer is None:
