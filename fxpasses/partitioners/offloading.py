@@ -84,7 +84,7 @@ def place_with_offloading(
 
     Raises:
         InfeasibleError: not even so on the only device: an operator with its parameters and those of the next one is
-            too large.
+            too large; or on several ones an operator with its own.
         PlacementError: none was found on several devices.
     """
     options = {**(options or {}), "time_budget": _SECONDS}

@@ -126,9 +126,10 @@ class ForwardTrace(Interpreter):
         """
         if n.target is aten._assert_scalar.default:
             return None
-        if n.target is aten.split_with_sizes.default:
-            (given, sizes, *more), _none = self.fetch_args_kwargs_from_env(n)
-            return n.target(given, _within(sizes, given.shape[more[0] if more else 0]), *more)
+        if n.target is aten.split_with_sizes.default and any(isinstance(size, Node) for size in n.args[1]):  # type: ignore[union-attr]  # they are a list
+            (given, sizes, *more), kwargs = self.fetch_args_kwargs_from_env(n)
+            dim = more[0] if more else kwargs.get("dim", 0)
+            return given.split_with_sizes(_within(sizes, given.shape[dim]), dim)
         return self._without_data(n) if _asks_data(n) else super().run_node(n)
 
     def _without_data(self, n: Node) -> Any:

@@ -79,8 +79,10 @@ def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra =
         *_transfers(program, model, runs, scale),
     ]
     program.at_most(np.zeros(model.devices), *terms)
+    bound = -math.inf
     for _ in range(TIMES):
         proof = _answer(program, (1.0, top), runs, scale, seconds)
+        bound = max(bound, proof.bound)  # in less time less may be proven
         too_large = [] if proof.home is None else _just_too_large(model, proof.home)
         for units in too_large:
             small = np.flatnonzero(model.needed(units) > model.memory)
@@ -88,7 +90,7 @@ def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra =
         if not too_large:
             break
         seconds /= 2
-    return proof
+    return Proof(proof.home, bound)
 
 
 def _just_too_large(model: LoadModel, home: Ints) -> list[Ints]:
