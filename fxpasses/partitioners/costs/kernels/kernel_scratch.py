@@ -216,13 +216,16 @@ def _selected_bytes(args: Sequence[Any], _result: Any) -> int:
 def _bag_backward_bytes(args: Sequence[Any], _result: Any) -> int:
     """Where each index is, sorted, with which weight and, unless that is known, in which bag.
 
-    Of maxima where they were, of bags that are not empty.
+    Of maxima where they were, of bags that are not empty. The number more is the one by which what was kept of the
+    forward is longer than is recorded: in which bag each index is.
     """
     gradient, indices = args[:2]
     mode, weights = args[8], args[10] if len(args) > _WEIGHTS else None
     if mode == _LARGEST:
         bags = gradient.shape[0]
-        return bytes_as(gradient, gradient.dtype) + bytes_as(gradient, torch.int64) + concrete_size(bags) * _NUMBER
+        return (
+            bytes_as(gradient, gradient.dtype) + bytes_as(gradient, torch.int64) + (concrete_size(bags) + 1) * _NUMBER
+        )
     of_weights = bytes_as(weights, weights.dtype) if isinstance(weights, Tensor) else 0
     places = bytes_as(indices, torch.int64)
     bag_of = 0 if concrete_size(args[3].numel()) else places

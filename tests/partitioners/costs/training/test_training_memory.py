@@ -416,6 +416,32 @@ def test_formulas_that_differ_where_there_are_data_count_as_they_are_on_the_cpu(
     assert real <= row.peak_bytes <= 1.01 * real
 
 
+class Bags(nn.Module):
+    """Rows of a table, some in each bag."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(50, 32, mode=mode)
+
+    def forward(self, indices: Tensor, begins: Tensor) -> Tensor:
+        return self.table(indices, begins)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_rows_take_what_is_predicted(mode: str) -> None:
+    args = (torch.arange(100) % 50, torch.arange(0, 100, 4))
+    lowered = lower(Bags(mode), args, devices=[Device("only")], training=Training(0))
+
+    def step() -> None:
+        made = lowered(*args)
+        made.backward(torch.ones_like(made))
+        lowered.zero_grad()
+
+    (row,) = lowered.report.devices
+    real = allocated_peak(step) + sum(each.nbytes for each in args) + row.parameter_bytes
+    assert real <= row.peak_bytes <= 1.001 * real
+
+
 class Numbers(nn.Module):
     """Products with numbers: each is made a tensor, and kept for the backward."""
 
