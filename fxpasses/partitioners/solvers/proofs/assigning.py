@@ -37,8 +37,8 @@ WIDER = 1e-8
 """The share of a budget by which rows of bytes are wider: where a budget is filled exactly, HiGHS 1.15 lost the answer
 when it presolved. Sets of units that fit only so are forbidden one by one, where they are found."""
 
-TIMES = 8
-"""How often a program is asked again after sets that do not fit, each time in half the seconds."""
+TIMES = 100
+"""How often a program is asked at most after sets that do not fit, in the seconds that are left."""
 
 FAR = 1e3
 """Times that what a program is asked to be below may be more than what it finds; beyond, its digits say nothing."""
@@ -79,18 +79,19 @@ def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra =
         *_transfers(program, model, runs, scale),
     ]
     program.at_most(np.zeros(model.devices), *terms)
-    bound = -math.inf
+    best, bound = None, -math.inf
     for _ in range(TIMES):
-        proof = _answer(program, (1.0, top), runs, scale, seconds)
-        bound = max(bound, proof.bound)  # in less time less may be proven
-        too_large = [] if proof.home is None else _just_too_large(model, proof.home)
+        answer = program.minimize((1.0, top), seconds=seconds)
+        best = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
+        bound = max(bound, answer.bound * scale)  # in the end nothing may be known
+        too_large = [] if best is None else _just_too_large(model, best)
         for units in too_large:
             small = np.flatnonzero(model.needed(units) > model.memory)
             program.at_most(len(units) - 1.0, (1.0, runs[units[:, None], small].T))
+        seconds -= answer.seconds
         if not too_large:
             break
-        seconds /= 2
-    return Proof(proof.home, bound)
+    return Proof(best, bound)
 
 
 def _just_too_large(model: LoadModel, home: Ints) -> list[Ints]:
@@ -222,9 +223,3 @@ def _over_links(program: Program, model: LoadModel, runs: Ints, scale: float) ->
         (entering, sent.transpose(2, 0, 1).reshape(kinds, -1)),
         (np.ones((kinds, values)), longest.T),
     ]
-
-
-def _answer(program: Program, costs: tuple[float, Ints], runs: Ints, scale: float, seconds: float) -> Proof:
-    answer = program.minimize(costs, seconds=seconds)
-    home = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
-    return Proof(home, answer.bound * scale)

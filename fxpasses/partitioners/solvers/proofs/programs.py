@@ -58,10 +58,12 @@ class Answer:
     Args:
         x: The best values that were found, None if there are none.
         bound: No solution is below it; ``inf`` when there is none at all, ``-inf`` when nothing is known.
+        seconds: What finding that took, counted in steps.
     """
 
     x: Floats | None
     bound: float
+    seconds: float = 0.0
 
 
 @attrs.define
@@ -178,12 +180,12 @@ class Program:
             solver.clearSolver()
         info = solver.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
-            return Answer(None, np.inf)
+            return Answer(None, np.inf, taken.seconds)
         if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInterrupt):
-            return Answer(None, -np.inf)  # numbers that HiGHS does not take
+            return Answer(None, -np.inf, taken.seconds)  # numbers that HiGHS does not take
         is_found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         bound = info.mip_dual_bound if self._is_whole else info.objective_function_value
-        return Answer(np.asarray(solver.getSolution().col_value) if is_found else None, float(bound))
+        return Answer(np.asarray(solver.getSolution().col_value) if is_found else None, float(bound), taken.seconds)
 
     @property
     def _is_whole(self) -> bool:
