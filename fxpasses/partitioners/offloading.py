@@ -129,7 +129,8 @@ def _refuse_too_large(measured: MeasuredGraph, topology: Topology, supports: Sup
         if error.missing_bytes is not None:
             missing = format_bytes(error.missing_bytes)
             error.message = (
-                f"All devices are {missing} too little even if all parameters stay on the CPU: {error.message}"
+                f"All devices are {missing} too little even if all parameters stay on the CPU: {error.message} "
+                "Give one of them more memory, or make the inputs smaller."
             )
         raise
 

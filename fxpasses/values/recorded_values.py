@@ -16,6 +16,7 @@ from fxpasses.metadata import drop_stale_entries, value_of
 __all__ = [
     "SYMBOLIC",
     "describe_like",
+    "finds_sizes",
     "forget_value",
     "has_size_of_data",
     "has_value",
@@ -67,9 +68,13 @@ def has_size_of_data(node: Node) -> bool:
     """
     if node.meta.get("unbacked_bindings"):
         return True
-    if node.op != "call_function" or not (found := _symbols_of_data(value_of(node))):
-        return False
-    return not found.issubset(_symbols_of_data([value_of(given) for given in node.all_input_nodes]))
+    return node.op == "call_function" and finds_sizes(node, value_of(node))
+
+
+def finds_sizes(node: Node, value: Any) -> bool:
+    """Whether what a node may give has a symbol that no input of the node has."""
+    found = _symbols_of_data(value)
+    return bool(found) and not found.issubset(_symbols_of_data([value_of(given) for given in node.all_input_nodes]))
 
 
 def _symbols_of_data(value: Any) -> set[Any]:

@@ -295,7 +295,25 @@ def test_fake_values_agree_where_one_size_that_data_say_is_found_twice():
     assert ["index", "index_1", "nonzero", "where"] == of_data
 
     add = call(program.graph_module, aten.add.Tensor)
-    add.meta["val"] = add.meta["val"].to(torch.float64)
+    right, add.meta["val"] = add.meta["val"], add.meta["val"].to(torch.float64)
+    with pytest.raises(GraphError, match="node 'add'"):
+        fake_values_agree(program)
+
+    add.meta["val"] = right
+    again = program.graph_module.graph.find_nodes(op="call_function", target=aten.nonzero.default)[0]
+    again.meta["val"] = again.meta["val"].to(torch.int32)
+    with pytest.raises(GraphError, match="node 'nonzero'"):
+        fake_values_agree(program)
+
+
+def test_fake_values_do_not_agree_where_a_size_that_data_say_comes_from_nowhere():
+    """A sum of two values is as large as these; a symbol that neither of them has is wrong."""
+    program = exported(PickedTwice(), torch.ones(12, 8), torch.arange(12) > 5)
+    add = call(program.graph_module, aten.add.Tensor)
+    shape_env = add.meta["val"].fake_mode.shape_env
+    with add.meta["val"].fake_mode:
+        add.meta["val"] = torch.empty(shape_env.create_unbacked_symint(), 8)
+
     with pytest.raises(GraphError, match="node 'add'"):
         fake_values_agree(program)
 

@@ -592,6 +592,7 @@ def test_an_operator_that_no_device_has_room_for_is_named_without_a_search() -> 
     said = "All devices are 8.25 KiB too little even if all parameters stay on the CPU: linear (aten.linear.default)"
     room = "but the largest device that can run it has 9.00 KiB: 8.25 KiB are missing; it comes from "
     assert str(caught.value).startswith(f"{said} needs 17.2 KiB on one device for what it reads and makes, {room}")
+    assert str(caught.value).endswith(" Give one of them more memory, or make the inputs smaller.")
 
 
 def test_parameters_that_are_pieces_of_a_larger_tensor_are_loaded_alone() -> None:

@@ -28,17 +28,22 @@ def tree(nodes: int, seed: int) -> PlacementProblem:
     return mixed(graph, (1, 0.9, 0.7, 0.5, 0.4), memory=1.5, objective="throughput")
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The budgets with which a pipeline is searched for."""
-    budgets, solved = list[float](), pipelines._solved
+def remembering(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The budgets with which a function is asked from now on."""
+    budgets, function = list[float](), getattr(module, name)
 
     def remembered(problem: PlacementProblem, *given: Any) -> Any:
         budgets.append(problem.time_budget)
-        return solved(problem, *given)
+        return function(problem, *given)
 
-    monkeypatch.setattr(pipelines, "_solved", remembered)
+    monkeypatch.setattr(module, name, remembered)
     return budgets
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The budgets with which a pipeline is searched for."""
+    return remembering(pipelines, "_solved", monkeypatch)
 
 
 def test_twice_the_usual_time_is_not_worse(asked: list[float]) -> None:
@@ -90,14 +95,7 @@ def test_twice_the_time_makes_no_convex_sets_of_a_small_latency_worse() -> None:
 @pytest.fixture
 def asked_of_latencies(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The budgets with which a pipeline of a small latency is searched for."""
-    budgets, searched = list[float](), latencies._node_by_node
-
-    def remembered(problem: PlacementProblem, *given: Any) -> Any:
-        budgets.append(problem.time_budget)
-        return searched(problem, *given)
-
-    monkeypatch.setattr(latencies, "_node_by_node", remembered)
-    return budgets
+    return remembering(latencies, "_node_by_node", monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fxpasses.partitioners.placing.searches.least_values import LeastValues
 from fxpasses.partitioners.placing.searches.movable_units import MovableUnit, movable_units
 from fxpasses.partitioners.placing.searches.nearest import Nearest
 from fxpasses.partitioners.placing.searches.quick_checks import check_until_over
-from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial
+from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial, trials_of
 from fxpasses.partitioners.placing.searches.unit_changes import AnyChanges, PipelineChanges, UnitChanges
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -63,8 +63,7 @@ def near_placements(
         nearest: What is told of those that pass budgets.
     """
     contiguity: Contiguity = "pipeline" if problem.contiguity == "pipeline" else "free"
-    seconds = request.time_budget if request.is_brief else max(LEAST_SECONDS, request.time_budget)
-    trials = int(seconds / seconds_of_trial(request, len(figures.nodes)))
+    trials = trials_of(request, LEAST_SECONDS, len(figures.nodes))
     if trials < len(starts):
         return []
     tables = tables_of(problem)

@@ -19,7 +19,7 @@ from fxpasses.partitioners.placing.budget_checks import course_of
 from fxpasses.partitioners.placing.device_runs import Runs, runs_of
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.partitioners.placing.searches.movable_units import MovableUnit, movable_units
-from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial
+from fxpasses.partitioners.placing.searches.time_shares import trials_of
 from fxpasses.partitioners.solvers import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import tables_of
@@ -44,8 +44,7 @@ def relieved(figures: GraphFigures, request: Request, problem: PlacementProblem,
         problem: What it is as a problem of free placements.
         start: The placement that is changed.
     """
-    seconds = request.time_budget if request.is_brief else max(LEAST_SECONDS, request.time_budget)
-    trials = int(seconds / seconds_of_trial(request, len(figures.nodes)))
+    trials = trials_of(request, LEAST_SECONDS, len(figures.nodes))
     if trials < 1:
         return start, False
     tables = tables_of(problem)

@@ -25,7 +25,7 @@ from fxpasses.partitioners.placing.searches.quick_checks import check_in_order, 
 from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph
 from fxpasses.partitioners.placing.searches.run_bytes import RunBytes
 from fxpasses.partitioners.placing.searches.step_bytes import StepBytes
-from fxpasses.partitioners.placing.searches.time_shares import seconds_of_trial
+from fxpasses.partitioners.placing.searches.time_shares import trials_of
 from fxpasses.partitioners.placing.searches.waiting_parts import Arrivals, QuickWalks
 from fxpasses.partitioners.placing.searches.walks import Step, every_walk, smallest_walk
 from fxpasses.partitioners.placing.training_figures import stepping_figures
@@ -276,7 +276,7 @@ class RunTable:
         """
         figures, request = self.graph.figures, self.graph.request
         states, arrivals = States.of(self.graph.classes), Arrivals.of(self.graph)
-        trials = int(self._seconds / seconds_of_trial(request, len(figures.nodes)))
+        trials = trials_of(request, LEAST_SECONDS, len(figures.nodes))
         while True:
             before, work = best.value, self._where_it_fits(self.work)
             ways, least, is_whole = QuickWalks(states, self.inside, work, arrivals).before(

@@ -15,6 +15,7 @@ __all__ = [
     "seconds_of_leaps",
     "seconds_of_trial",
     "shares_of_questions",
+    "trials_of",
 ]
 
 LITTLE_EFFORT = 0.1
@@ -40,6 +41,12 @@ STEP = 2.0
 def seconds_of_trial(request: Request, nodes: int) -> float:
     """About what it takes to follow one placement of a graph of so many nodes."""
     return (TRIAL + SECONDS_A_NODE * nodes) * (1.0 if request.training is None else STEP)
+
+
+def trials_of(request: Request, least: float, nodes: int) -> int:
+    """How many placements may be followed: in the seconds of the search, or in so many at least unless it is brief."""
+    seconds = request.time_budget if request.is_brief else max(least, request.time_budget)
+    return int(seconds / seconds_of_trial(request, nodes))
 
 
 def shares_of_questions(first: float) -> tuple[float, ...]:

@@ -139,9 +139,8 @@ class LoadModel:
 
     def needed(self, units: Ints) -> float:
         """Bytes that a device needs for some units."""
-        blocks = np.unique(
-            np.concatenate([np.zeros(0, dtype=np.int64), *(self.holds[unit] for unit in units.tolist())])
-        )
+        unit, block = self.held
+        blocks = np.unique(block[np.isin(unit, units)])
         return float(self.kept[units].sum() + self.shared[blocks].sum() + self.live[units].max(initial=0.0))
 
     def figures(self, homes: Ints) -> Floats:
