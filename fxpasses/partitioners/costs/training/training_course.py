@@ -26,7 +26,7 @@ STEP_BYTES = 4
 """What optimizers count steps in, one number for each parameter (Adam, AdamW, RMSprop, Adagrad)."""
 
 _RATE_BYTES = 12
-"""The rate of learning as a number and in the type of a parameter, while one is changed."""
+"""The rate of learning as a number and in the type of a parameter, while one is changed; or a number of steps."""
 
 
 def _is_number(value: Any) -> bool:
@@ -102,13 +102,12 @@ class Training:
 
     def made_of(self, total: _Floats, largest: _Floats, second: _Floats) -> _Floats:
         """The same, of many sets of parameters: the bytes of all of each, and of the two largest."""
-        if self.step_slots is not None:
-            return self.step_slots * total
-        if not self.optimizer_slots:
-            return np.zeros_like(total)
-        one_by_one = math.ceil(self.optimizer_slots) * largest + second
-        made: _Floats = np.where(total > 0, np.maximum(total, one_by_one) + _RATE_BYTES, 0.0)
-        return made
+        if self.step_slots is None:
+            one_by_one = math.ceil(self.optimizer_slots) * largest + second
+            made = np.maximum(total, one_by_one) if self.optimizer_slots else np.zeros_like(total)
+        else:
+            made = self.step_slots * total
+        return made + np.where(made > 0, _RATE_BYTES, 0.0)
 
     def kept_bytes(self, sizes: Collection[int]) -> int:
         """What the optimizer keeps from step to step, for parameters of these sizes."""
