@@ -13,7 +13,10 @@ from fxpasses.metadata import value_of
 from fxpasses.partitioners.tensor_sizes import Sizes, concrete_size
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["note_rows", "rows_of"]
+__all__ = ["Rows", "note_rows", "row_levels", "rows_of"]
+
+Rows = tuple[tuple[int, int], ...]
+"""Levels, outermost first, with how many rows a value has in each."""
 
 _ENTERS, _LEAVES = "_add_batch_dim", "_remove_batch_dim"
 _ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
@@ -49,3 +52,9 @@ def rows_of(node: Node, *, sizes: Sizes = "hint") -> int:
     """How many times as large a value is as what was recorded of it."""
     levels = _ROWS.get(node) if _ROWS else None
     return 1 if levels is None else math.prod(concrete_size(size, sizes=sizes) for size in levels.values())
+
+
+def row_levels(node: Node) -> Rows:
+    """The levels in which a value has rows; symbolic sizes at their hint."""
+    levels = _ROWS.get(node, {}) if _ROWS else {}
+    return tuple(sorted((int(level), concrete_size(size)) for level, size in levels.items()))

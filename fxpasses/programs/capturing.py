@@ -252,9 +252,15 @@ def _export(
 
 
 def _refuse_lost_inputs(model: torch.nn.Module, program: ExportedProgram) -> None:
-    """Torch makes a constant without data of what ``torch.func.grad`` and ``jacrev`` hand to a function, in silence."""
+    """Torch makes a constant without data of what ``torch.func`` hands to a function, in silence."""
     for value in program.constants.values():
         if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            if torch._C._functorch.is_batchedtensor(value):
+                raise CaptureError(
+                    f"torch.export takes a value inside of a torch.vmap in the forward of {type(model).__name__} for a "
+                    "constant, which has no data. Write its operators over all rows at once.",
+                    reason="torch.vmap takes a value that is not captured",
+                )
             raise CaptureError(
                 "torch.export cannot capture torch.func.grad, vjp or jacrev, and the forward of "
                 f"{type(model).__name__} calls one: it forgets what the function is given. Write it with "

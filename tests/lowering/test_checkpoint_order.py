@@ -68,3 +68,24 @@ def test_a_child_of_buffers_stands_between_others_that_have_some() -> None:
     lowered = lower(model, (torch.randn(2, 4),), devices=cpu_pair(), device_map={"": "left", "3": "right"})
 
     assert list(lowered.state_dict()) == list(model.state_dict())
+
+
+class OnlyBuffers(nn.Module):
+    """A child that has no parameters, between others that have no buffers, and called last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.between, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.between(self.first(self.last(x)))
+        return result
+
+
+def test_children_that_have_only_buffers_stand_where_they_stand_in_the_model() -> None:
+    """They came last, behind all that have parameters."""
+    model = nn.Sequential(OnlyBuffers(), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4)).eval()
+
+    lowered = lower(model, (torch.randn(2, 4),), devices=cpu_pair(), device_map={"": "left", "2": "right"})
+
+    assert list(lowered.state_dict()) == list(model.state_dict())

@@ -500,6 +500,50 @@ def test_a_derivative_that_torch_forgets_the_input_of_is_refused() -> None:
     )
 
 
+class RowsOfRows(nn.Module):
+    """Of which torch takes one for a constant, where the inner rows lie along the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = torch.vmap(torch.mv, (None, 0))
+        return torch.vmap(each, (None, 0))(self.weight, x)
+
+
+def test_a_value_inside_of_vmap_that_torch_takes_for_a_constant_is_told() -> None:
+    """It was said that the forward calls a derivative."""
+    with pytest.raises(CaptureError) as caught:
+        lower(RowsOfRows(), (torch.randn(2, 3, 8),), devices=[Device("only")])
+
+    assert (
+        "torch.export takes a value inside of a torch.vmap in the forward of RowsOfRows for a constant, which has no "
+        "data. Write its operators over all rows at once." == str(caught.value)
+    )
+
+
+class Einsums(nn.Module):
+    """Operators that torch takes apart by itself, row by row, with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: torch.einsum("ij,jk->ki", row, self.weight))(x)
+
+
+def test_measuring_what_is_inside_of_vmap_opens_no_level() -> None:
+    """What opens one was called to count it; the next operator failed, and so did all that the process did then."""
+    model, x = Einsums(), torch.randn(4, 3, 8)
+
+    lowered = lower(model, (x,), devices=[Device("only")])
+
+    assert 0 == torch._C._functorch.get_dynamic_layer_stack_depth()
+    torch.testing.assert_close(lowered(x), model(x))
+
+
 def test_a_capture_that_fails_inside_of_vmap_leaves_no_level_open() -> None:
     """torch refused each backward() from then on."""
     with pytest.raises(CaptureError):

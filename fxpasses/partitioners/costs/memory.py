@@ -139,7 +139,8 @@ def _keep_inputs(
 ) -> None:
     """What the caller has on the very device is there from the first operator to the last, as it lies there.
 
-    What no operator reads counts on one of the devices where it may be.
+    What no operator reads counts on one of the devices where it may be; not on hardware that is not here, which it is
+    not brought to.
     """
     read = set()
     for name, there in lives.items():
@@ -148,11 +149,12 @@ def _keep_inputs(
                 read.add(life.value)
                 if is_given_on(_given(life.value).device, devices[name].torch_device):
                     life.start, life.stop, life.size = 0, end, lying_bytes(_given(life.value))
+    here = {name: device.torch_device for name, device in devices.items() if not device.is_fake}
     for node in facts.graph_module.graph.find_nodes(op="placeholder"):
         if node in read or not tensors_in(value_of(node)):
             continue
         given = _given(node)
-        if name := next((name for name, each in devices.items() if is_given_on(given.device, each.torch_device)), ""):
+        if name := next((name for name, place in here.items() if is_given_on(given.device, place)), ""):
             (storage, *_) = facts.homes[node]
             there = lives.setdefault(name, {})
             there[storage] = Life(0, end, lying_bytes(given), copied=True, value=node, place=storage)

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxpasses.devices import Device
-from fxpasses.effects.calls import PLAIN
+from fxpasses.effects.calls import PLAIN, CallEffects
 from fxpasses.effects.operators import ALWAYS_VIEWS, MAY_HAND_BACK
 from fxpasses.effects.purity import rule_for_target
 from fxpasses.errors import MissingMetadataError, came_from
@@ -160,12 +160,17 @@ def _is_view(node: Node) -> bool:
         return not makes_a_copy(node)
     if node.op == "call_module":
         return _hands_back(node)
-    rule = rule_for_target(node.op, node.target)
-    effects = PLAIN if rule is None else rule(node)
+    effects = _effects_of(node)
     is_off = "dropout" in _name_of(node.target) and effects.is_pure
     if effects.looks_only or (is_off and any(effects.aliases)):
         return True
     return (ran := dry_run(node)) is not None and not ran.made
+
+
+def _effects_of(node: Node) -> CallEffects:
+    """What calling a function or a method does; nothing but a result where nobody says."""
+    rule = rule_for_target(node.op, node.target) if node.op in ("call_function", "call_method") else None
+    return PLAIN if rule is None else rule(node)
 
 
 def _hands_back(node: Node) -> bool:
@@ -242,7 +247,7 @@ def _rows_read(node: Node, sizes: Sizes) -> float:
 
 
 def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
-    if switches_regions(node):
+    if switches_regions(node) or _effects_of(node).region is not None:
         return NodeCost()
     output = concrete_value(value_of(node), sizes)
     written = sum(map(tensor_bytes, tensors_in(output)))
@@ -307,7 +312,8 @@ def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: 
         return int(counter(inputs, output)) * _per_product(operands)
     if (transform := TRANSFORM_COUNTERS.get(name)) is not None and operands:
         return transform(inputs, output)
-    if counted := taken_apart(node.target, inputs, named):
+    is_for_counting = not _effects_of(node).world  # what sets a seed would set it
+    if is_for_counting and (counted := taken_apart(node.target, inputs, named)):
         return counted * _per_product(operands)
     return max((math.prod(shape_of(tensor)) for tensor in [*operands, *tensors_in(output)]), default=0)
 

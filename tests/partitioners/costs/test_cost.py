@@ -548,3 +548,17 @@ def test_views_that_autograd_does_not_follow_move_nothing(function: Any) -> None
 
     costs = [measure_node(node) for node in graph_module.graph.nodes if node.op == "call_function"]
     assert {(0, 0, 0)} == {(cost.flops, cost.bytes_read, cost.bytes_written) for cost in costs}
+
+
+def test_what_sets_a_seed_is_not_called_to_count_it() -> None:
+    """Measuring a graph set the generator that everything else draws from."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.manual_seed, (3,))
+    graph.output(x)
+    before = torch.initial_seed()
+
+    costs = [measure_node(node) for node in graph.nodes]
+
+    assert before == torch.initial_seed()
+    assert [NodeCost()] * 3 == costs

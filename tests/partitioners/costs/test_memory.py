@@ -143,6 +143,35 @@ class Expanding(nn.Module):
         return scores.softmax(-1).sum((1, 2)) + rows.sum(0)
 
 
+class BesideWeight(nn.Module):
+    """Each row, beside a weight that has none."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(self.function, (None, 0))(self.weight, x)
+
+
+def windows_of_row(weight: Tensor, row: Tensor) -> Tensor:
+    return nn.functional.conv1d(row[None], weight[:, :, None], weight[0])
+
+
+class Noting(nn.Module):
+    """A region whose result is memory of a buffer, and what it makes on the way is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.noted = nn.Linear(64, 64), nn.Buffer(torch.zeros(512, 64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        with torch.no_grad():
+            self.noted.copy_(y.double())
+        return y, self.noted[0]
+
+
 def training_batch_norm() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train(), (torch.randn(4, 3, 8, 8),)
 
@@ -220,6 +249,16 @@ MODELS = {
     "autocast": lambda: (Autocasting(), (torch.randn(8, 64),)),
     "windows": lambda: (Windows(), (torch.randn(1, 8, 16, 16), torch.randn(16))),
     "rows by themselves": lambda: (Rows(), (torch.randn(16, 32),)),
+    "a weight and rows": lambda: (BesideWeight(lambda w, row: w @ row), (torch.randn(64, 64, 64),)),
+    "linear of rows": lambda: (
+        BesideWeight(lambda w, row: nn.functional.linear(row, w, w[0])),
+        (torch.randn(512, 64),),
+    ),
+    "products of rows of rows": calling(lambda x: torch.vmap(torch.vmap(lambda row: torch.outer(row, row)))(x)),
+    "windows of rows": lambda: (BesideWeight(windows_of_row), (torch.randn(64, 64, 64),)),
+    "groups of rows": calling(torch.vmap(lambda row: nn.functional.group_norm(row, 4))),
+    "a list, of which one is used": calling(lambda x: (y := torch.ops.aten.split_copy.Tensor(x, 1)[0].sin()) + y.cos()),
+    "noted without a gradient": lambda: (Noting(), (torch.randn(512, 64),)),
     "rows of rows": calling(lambda x: torch.vmap(torch.vmap(lambda row: row.softmax(-1).cumsum(-1) * row))(x)),
 }
 
@@ -313,6 +352,18 @@ def test_an_input_that_nothing_reads_is_on_one_device_of_its_kind() -> None:
         for row, less in zip(lowered.report.devices, without.report.devices, strict=True)
     ]
     assert [836 * 64 * 4, 0] == more
+
+
+@pytest.mark.parametrize("options", [{}, {"offload": "cpu"}], ids=str)
+def test_an_input_that_nothing_reads_is_not_brought_to_hardware_that_is_not_here(options: dict[str, Any]) -> None:
+    """It was said that the model does not fit."""
+    args = torch.randn(64, 64), torch.randn(9000, 64)
+    device = Device("only", 100 * 1024, is_fake=True)
+
+    lowered = lower(TwoLayers(), args, devices=[device], **options)
+
+    held = 2 * (64 * 64 + 64) * 4
+    assert held + 3 * 64 * 64 * 4 == lowered.report.devices[0].peak_bytes
 
 
 SPARSE_SUMS = [((64, 64), [0]), ((64, 64), [0, 1]), ((10, 20, 30), [0]), ((10, 20, 30), [0, -1])]

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.followed_storages import CANNOT_RUN, FollowedStorages
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
+from fxpasses.partitioners.vmap_rows import Rows
 from fxpasses.values import nested_graph_modules
 
 __all__ = ["Like", "called", "described", "note_layouts", "without_data"]
@@ -52,7 +53,10 @@ _LAYOUTS: WeakKeyDictionary[Node, Hashable] = WeakKeyDictionary()  # of values t
 
 @attrs.frozen
 class Like:
-    """A tensor without its data; ``tangents`` are the derivatives in which it has some."""
+    """A tensor without its data.
+
+    ``tangents`` are the derivatives in which it has some, ``rows`` the levels of ``torch.vmap``.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -62,6 +66,7 @@ class Like:
     is_conjugate: bool = False
     is_negated: bool = False
     tangents: tuple[int, ...] = ()
+    rows: Rows = ()
 
     @property
     def is_dense(self) -> bool:
@@ -74,8 +79,12 @@ class Like:
         return True
 
     def make(self) -> Tensor:
-        """One without data, inside of a mode that makes such."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        """One without data, inside of a mode that makes such; with all its rows, one after the other."""
+        shape, stride = self.shape, self.stride
+        for _level, size in reversed(self.rows):
+            apart = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+            shape, stride = (size, *shape), (apart, *stride)
+        made = torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
         made = made.conj() if self.is_conjugate else made
         made = torch._neg_view(made) if self.is_negated else made
         return made.requires_grad_() if self.is_trained else made  # inside of ``torch.vmap`` it may not be asked for

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
+from fxpasses.partitioners.costs.kernels.batched_operands import with_rows
 from fxpasses.partitioners.costs.kernels.composite_operators import in_steps, is_composite
 from fxpasses.partitioners.costs.kernels.derivative_levels import InDerivative, with_tangents
 from fxpasses.partitioners.costs.kernels.described_values import Like, called, described, without_data
@@ -29,6 +30,7 @@ from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch,
 from fxpasses.partitioners.costs.kernels.kernels_in_use import InInference, on_cpu
 from fxpasses.partitioners.jvp_tangents import Levels, tangent_levels
 from fxpasses.partitioners.tensor_sizes import tensors_in
+from fxpasses.partitioners.vmap_rows import Rows, row_levels, rows_of
 from fxpasses.values import has_size_of_data
 
 __all__ = ["Autocast", "DryRun", "dry_run", "makes_a_copy", "run_body"]
@@ -41,7 +43,7 @@ _METHODS_THAT_MAY_COPY = (
 
 @attrs.frozen
 class DryRun:
-    """What an operator makes.
+    """What an operator makes, inside of ``torch.vmap`` for all rows.
 
     Args:
         made: Bytes of its result that are not memory of its operands.
@@ -60,6 +62,10 @@ class DryRun:
         """What was followed."""
         inside, most = max(0, followed.peak - made), max(0, followed.most - made)
         return cls(made, inside, kept, most - inside)
+
+    def times(self, rows: int) -> DryRun:
+        """As much for each row."""
+        return DryRun(rows * self.made, rows * self.inside, self.kept, rows * self.scratch)
 
 
 @attrs.frozen
@@ -101,11 +107,19 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     is_cached = autocast is not None and autocast.cached
     describe = _described_as_trained if is_cached or not _may_view(node.target) else described
     operands = tuple(_with_levels(leaf, describe(leaf)) for leaf in leaves)
+    threads = torch.get_num_threads()
     try:
-        ran = _ran(node.target, structure, operands, autocast, torch.get_num_threads())
+        rows = rows_of(node)
+        if rows > 1 and not any(map(_levels, operands)):
+            in_rows = tuple(map(_with_rows, leaves, operands))
+            if (ran := _ran(node.target, structure, in_rows, autocast, threads)) is not None:
+                return ran
+        ran = _ran(node.target, structure, operands, autocast, threads)
     except TypeError:  # an argument that is no tensor and cannot be compared
         return None
-    return _as_recorded(node) if ran is None and _reads_sparse(node) else ran
+    if ran is None:
+        return _as_recorded(node) if _reads_sparse(node) else None
+    return ran.times(rows)
 
 
 def _reads_sparse(node: Node) -> bool:
@@ -139,7 +153,7 @@ def run_body(node: Node, autocast: Autocast | None = None) -> DryRun | None:
             except CANNOT_RUN:
                 return None
             made = followed.held_by(result)
-            return DryRun.of(followed, made)
+            return DryRun.of(followed, made).times(rows_of(node))
 
 
 def _operand(node: Node, owner: GraphModule | None) -> Any:
@@ -154,6 +168,12 @@ def _with_levels(leaf: Any, found: Hashable) -> Hashable:
     """The derivatives in which an operand has tangents, if any."""
     levels = tangent_levels(leaf) if isinstance(leaf, Node) else ()
     return attrs.evolve(found, tangents=levels) if levels and isinstance(found, Like) else found
+
+
+def _with_rows(leaf: Any, found: Hashable) -> Hashable:
+    """The levels in which an operand has rows, if any."""
+    rows = row_levels(leaf) if isinstance(leaf, Node) else ()
+    return attrs.evolve(found, rows=rows) if rows and isinstance(found, Like) else found
 
 
 def _described_as_trained(leaf: Any) -> Hashable:
@@ -210,7 +230,7 @@ def _gathers(source: Any, index: Any) -> bool:
 
 def _may_run(node: Node, autocast: Autocast | None) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
-        if any(map(tangent_levels, node.all_input_nodes)):
+        if any(map(tangent_levels, node.all_input_nodes)) or rows_of(node) > 1:
             return True
         operands = [each for used in node.all_input_nodes for each in tensors_in(value_of(used))]
         if any(each.layout in _WITHOUT_STRIDES for each in operands):
@@ -231,6 +251,8 @@ def _ran(
     autocast: Autocast | None,
     _threads: int,  # of which there may be others the next time; kernels have scratch for each
 ) -> DryRun | None:
+    if any(map(_rows, leaves)):
+        return _run_once(target, structure, leaves, autocast)
     if any(map(_levels, leaves)):
         return _run_once(target, structure, leaves, autocast, InDerivative)
     ran = _run_once(target, structure, leaves, autocast)
@@ -249,6 +271,10 @@ def _levels(leaf: Hashable) -> Levels:
     return leaf.tangents if isinstance(leaf, Like) else ()
 
 
+def _rows(leaf: Hashable) -> Rows:
+    return leaf.rows if isinstance(leaf, Like) else ()
+
+
 def _run_once(
     target: Any,
     structure: pytree.TreeSpec,
@@ -257,8 +283,14 @@ def _run_once(
     follow: type[FollowedStorages] = FollowedStorages,
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        given, levels = list(map(without_data, leaves)), [_levels(leaf) for leaf in leaves]
-        with collecting_later(), with_tangents(given, levels) as operands, follow() as followed, _under(autocast):
+        given, levels, rows = list(map(without_data, leaves)), list(map(_levels, leaves)), list(map(_rows, leaves))
+        with (
+            collecting_later(),
+            with_tangents(given, levels) as duals,
+            with_rows(duals, rows) as operands,
+            follow() as followed,
+            _under(autocast),
+        ):
             args, kwargs = pytree.tree_unflatten(operands, structure)
             try:
                 result = called(target)(*args, **kwargs)

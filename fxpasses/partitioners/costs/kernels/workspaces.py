@@ -21,7 +21,6 @@ from fxpasses.partitioners.costs.kernels.tangent_storages import join_tangent, u
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.jvp_tangents import tangent_levels
 from fxpasses.partitioners.tensor_sizes import memory_bytes, tensors_in
-from fxpasses.partitioners.vmap_rows import rows_of
 
 __all__ = ["autocast_around", "autocasts_open_at", "homes_in_memory", "kept_cast_bytes", "workspace_bytes"]
 
@@ -46,9 +45,8 @@ def workspace_bytes(node: Node, autocast: Autocast | None = None, *, with_scratc
 
 
 def _beside_result(ran: DryRun, node: Node, with_scratch: bool) -> int:
-    known, rows = result_bytes(node, range(len(tensors_in(value_of(node))))), rows_of(node)
-    made = sum(known.values()) << len(tangent_levels(node))
-    return rows * (ran.inside + (ran.scratch if with_scratch else 0)) + max(0, rows * ran.made - made)
+    made = sum(result_bytes(node, range(len(tensors_in(value_of(node))))).values()) << len(tangent_levels(node))
+    return ran.inside + (ran.scratch if with_scratch else 0) + max(0, ran.made - made)
 
 
 def kept_cast_bytes(node: Node, autocast: Autocast | None) -> int:
@@ -103,6 +101,8 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
             copied = _copied_by_bodies(node)
             bases = tuple(next(copies) if slot in copied else base for slot, base in enumerate(bases))
             viewed = [() if slot in copied else source for slot, source in enumerate(viewed)]
+        if not any(viewed) and len(bases) == 1 and effects.call(node).is_known:  # each of a list has its own
+            bases = (*bases, *(next(copies) for _ in tensors_in(value_of(node))[1:]))
         known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
         homes[node] = tuple(known[slot][0] if known[slot] else base for slot, base in enumerate(bases))
     return homes
@@ -122,9 +122,12 @@ def _around_bodies(node: Node, autocast: Autocast | None, with_scratch: bool) ->
         if autocast.cached and (ran := run_body(node)) is not None:
             return ran.inside + (ran.scratch if with_scratch else 0)
         autocast = attrs.evolve(autocast, cached=False)
-    most = max((_most_alive(body, autocast, with_scratch) for body in _bodies(node)), default=0)
+    alive = [_alive_within(body, autocast, with_scratch) for body in _bodies(node)]
+    most = max((most for most, _made in alive), default=0)
     if getattr(node.target, "_name", "") in _LOOPS:
         return most + (torch.bool.itemsize if _makes_rounds(node) else 0)  # whether there is one more
+    if _is_handed_out(node):
+        return max((most - made for most, made in alive), default=0)
     return max(0, most - sum(map(memory_bytes, tensors_in(value_of(node)))))
 
 
@@ -165,8 +168,8 @@ def _given(body: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> set[int]
     return {home for node in body.graph.nodes if node.op in ("placeholder", "get_attr") for home in homes[node]}
 
 
-def _most_alive(body: GraphModule, autocast: Autocast | None, with_scratch: bool) -> int:
-    """The most bytes that a body makes and has at one time."""
+def _alive_within(body: GraphModule, autocast: Autocast | None, with_scratch: bool) -> tuple[int, int]:
+    """The most bytes that a body makes and has at one time, and those of its results that it makes."""
     homes = homes_in_memory(body, analyze_effects(body))
     given = _given(body, homes)
     sizes: dict[int, int] = {}
@@ -183,4 +186,5 @@ def _most_alive(body: GraphModule, autocast: Autocast | None, with_scratch: bool
         alive.update((home, sizes[home]) for home in homes[node] if home in sizes)
         most = max(most, sum(alive.values()) + workspace_bytes(node, autocast, with_scratch=with_scratch))
         alive = {home: size for home, size in alive.items() if last[home] is not node}
-    return most
+    results = dict.fromkeys(home for used in body.graph.output_node().all_input_nodes for home in homes[used])
+    return most, sum(sizes.get(home, 0) for home in results)
