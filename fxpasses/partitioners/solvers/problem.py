@@ -215,7 +215,8 @@ class PlacementSolution:
 
     Args:
         device_of: The device of each node, by name, in the order of the graph.
-        order: The devices that are used, in the order in which values flow through them.
+        order: The devices that are used, in the order in which values flow through them, if these do not go back and
+            forth.
         objective_value: Seconds of the busiest device (``throughput``), bytes of the fullest (``memory``), or how many
             devices are used (``devices``).
         bound: No placement of this kind can be below it. Under ``devices`` it is about their number, and so are ``gap``

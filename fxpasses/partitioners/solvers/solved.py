@@ -17,7 +17,7 @@ class Solved:
 
     Args:
         device_of: The device of each node, ``(n,)``.
-        order: The devices that are used, in the order in which values flow through them.
+        order: The devices that are used; a pipeline's in the order in which values flow through them.
         bound: What no placement can be below.
         start: When each node starts, where the objective is the latency.
         value: The objective, where it is more than a figure of the devices.

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
+import networkx as nx
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
@@ -289,7 +290,7 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
     start = {} if solved.start is None else dict(zip(tables.nodes, solved.start.tolist(), strict=True))
     return PlacementSolution(
         {node: names[device] for node, device in zip(tables.nodes, solved.device_of.tolist(), strict=True)},
-        tuple(names[device] for device in solved.order),
+        tuple(names[device] for device in _as_values_flow(tables, solved)),
         value,
         told_bound(min(solved.bound, value), value, problem.objective),
         dict(zip(names, figures.load.tolist(), strict=True)),
@@ -298,6 +299,18 @@ def _solution(problem: PlacementProblem, tables: CostTables, solved: Solved) -> 
         replicas={} if copies is None else _replicas(tables, copies, names),
         schedule=start,
     )
+
+
+def _as_values_flow(tables: CostTables, solved: Solved) -> Sequence[int]:
+    """The devices that are used, none before one that it needs a value of; as they come where that cannot be."""
+    place = {device: index for index, device in enumerate(solved.order)}
+    between = solved.device_of[tables.precedence]
+    between = np.unique(between[between[:, 0] != between[:, 1]], axis=0)
+    flow: nx.DiGraph[int] = nx.DiGraph(between.tolist())
+    flow.add_nodes_from(solved.order)
+    if not nx.is_directed_acyclic_graph(flow):
+        return solved.order
+    return list(nx.lexicographical_topological_sort(flow, place.__getitem__))
 
 
 def told_bound(bound: float, value: float, objective: str) -> float:

@@ -336,7 +336,7 @@ def every_ideal(search: Search, below: float, limit: int, most: int | None = Non
     """All ideals that a pipeline under a threshold may cut at, or None when there are too many."""
     if (
         limit <= 0
-        or (search.order is None and search.given is None and States.count(search.classes) > MAX_STATES)
+        or (search.order is None and search.given is None and States.count(search.classes, most) > MAX_STATES)
         or search.units.size > MAX_UNITS
     ):
         return None

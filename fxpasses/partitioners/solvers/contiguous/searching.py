@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import absorbed
-from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import among, device_classes
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
@@ -120,8 +120,17 @@ class Search:
         weight: Floats = np.add.reduceat(self.prices.weight[order], stops[:-1])
         prices = attrs.evolve(self.prices, weight=weight)
         units = contract(self.units, order, stops)
-        classes = device_classes(self.problem, self.tables, units)
+        classes = among(device_classes(self.problem, self.tables, units), self.devices)
         return Search(self.problem, self.tables, units, classes, prices, self.order, account=self.account)
+
+    @property
+    def devices(self) -> set[int]:
+        """The devices that there are to use."""
+        return {device for group in self.classes for device in group.devices}
+
+    def on(self, chosen: Collection[int]) -> Search:
+        """The same on some of the devices."""
+        return attrs.evolve(self, classes=among(self.classes, chosen))
 
     def measure(self, below: float) -> Measure:
         """Weights of the units and rooms of the devices under a threshold: prices, or bytes when there is none."""
@@ -273,7 +282,7 @@ class Search:
         order = np.arange(self.units.size)
         coarse = self.contracted(order, stops_of(order, self.prices.weight, BEAM_STOPS, 1))
         found = Beam.of(coarse.units, coarse.classes, self.credit).best_order(bound, coarse.measure)
-        given = range(len(self.tables.memory))
+        given = sorted(self.devices)
         devices = tuple(given) if found is None else (*found, *(device for device in given if device not in found))
         return attrs.evolve(self, order=devices)
 
@@ -282,7 +291,7 @@ class Search:
         """Nothing, for each class, where the load is bytes."""
         return (0.0,) * len(self.classes) if self.problem.objective == "memory" else None
 
-    def devices(self, pipeline: Pipeline) -> Ints:
+    def homes(self, pipeline: Pipeline) -> Ints:
         """The position of each node's device."""
         home = np.zeros(self.units.size, dtype=np.int64)
         for device, units in pipeline.runs:
@@ -311,7 +320,7 @@ class Answer:
     @classmethod
     def of(cls, search: Search, pipeline: Pipeline) -> Answer:
         """Evaluate what was found."""
-        device_of = search.devices(pipeline)
+        device_of = search.homes(pipeline)
         rank = evaluate(search.tables, device_of).rank(search.problem.objective)
         return cls(device_of, tuple(device for device, _units in pipeline.runs), rank, pipeline)
 

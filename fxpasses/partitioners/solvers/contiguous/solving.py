@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -40,6 +41,7 @@ from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import no_
 from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import tight_answer, why_not
 from fxpasses.partitioners.solvers.problem import USUAL_SECONDS, PlacementProblem
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound, prices_of
+from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.heavy_units import heavy_bound
 from fxpasses.partitioners.solvers.reduced.fitting import where_they_fit
 from fxpasses.partitioners.solvers.reduced.reducing import Units
@@ -80,6 +82,8 @@ SHARED = 0.5
 """The part of the time for the search where an integer program may follow, or what knows that links differ."""
 STOPS = 1000
 REFINING = 8
+SETS = 8
+"""Sets of as many devices that are asked, those with the most memory."""
 ROUNDING = 1e-12
 """What sums in another order may differ by: no more than that is left to prove of an answer."""
 LESS = 0.99
@@ -378,9 +382,28 @@ def _fewest(search: Search) -> tuple[Answer, float]:
         bound = min(count + 1, most)
         if count == most and best is None:
             raise _none(search)
+    best = _on_fewer(search, best, bound)
     if best is None:
         raise why_not(search)
     return best, float(bound)
+
+
+def _on_fewer(search: Search, best: Answer | None, least: int) -> Answer | None:
+    """A pipeline on some of the largest sets of fewer devices, where all sets are too many to ask for at once."""
+    most = len(search.tables.memory) + 1 if best is None else int(best.rank[0])
+    for count in range(least, most if search.has_many_states else 0):
+        sets = distinct_sets(search.tables, search.units, count)
+        found = [_soon(search.on(chosen).ordered(0.0)) for chosen in itertools.islice(sets, SETS)]
+        if answers := [answer for answer in found if answer is not None]:
+            return min(answers, key=Answer.by_rank)
+    return best
+
+
+def _soon(search: Search) -> Answer | None:
+    """The best over prefixes of a few linear orders."""
+    if is_long(search.units):
+        return _long_answer(search, 0.0)
+    return next(_answers(search, prefixes(_many_orders(search)[:FEWEST]), 0.0, LEAST_AT_ONCE), None)
 
 
 def fewest_by_memory(units: Units, memory: Floats) -> int:

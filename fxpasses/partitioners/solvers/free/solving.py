@@ -15,7 +15,7 @@ from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import lac
 from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import nearest_pipeline
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra, program_size, some_assignment
 from fxpasses.partitioners.solvers.proofs.bounds import Prices, load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.covering import covering_bound
@@ -183,9 +183,16 @@ def refuse(
         )
     if proof.home is None:
         return _not_found(problem, tables, asked=True)
-    device_of = proof.home[units.unit_of]
-    missing, where = lacking(problem, tables, device_of)
-    if missing <= 0 or proof.bound <= missing * (1 - 1e3 * ROUNDING):
+    missing, where = lacking(problem, tables, proof.home[units.unit_of])
+    is_proven = proof.bound > missing * (1 - 1e3 * ROUNDING)
+    while missing > 0 and program_size(model) <= SMALL:  # the program above does not know that bytes are whole
+        roomy = attrs.evolve(model, memory=model.memory + (missing - 1))
+        proof = some_assignment(roomy, seconds=problem.program_seconds, extra=extra)
+        if proof.home is None:
+            is_proven |= math.isinf(proof.bound) and proof.bound > 0
+            break
+        missing, where = lacking(problem, tables, proof.home[units.unit_of])
+    if missing <= 0 or not is_proven:
         return _not_found(problem, tables, asked=True)
     return InfeasibleError(
         f"No placement keeps every budget: the one that comes nearest {where}.",

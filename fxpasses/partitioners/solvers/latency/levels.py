@@ -6,7 +6,6 @@ import math
 from functools import cached_property
 
 import attrs
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,16 +60,6 @@ class Flow:
             reach = np.minimum(reach + reach @ reach, 1)
         acyclic: NDArray[np.bool_] = reach[:, own, own].sum(axis=1) == 0
         return acyclic
-
-    def ordered(self, home: Ints, devices: list[int]) -> list[int]:
-        """The devices of a pipeline, none before one that it needs a value of; else as they are given."""
-        place = {device: index for index, device in enumerate(devices)}
-        pairs = np.unique(home[self.pairs] @ [self.devices, 1])
-        graph: nx.DiGraph[int] = nx.DiGraph(
-            divmod(pair, self.devices) for pair in pairs.tolist() if pair % (self.devices + 1)
-        )
-        graph.add_nodes_from(devices)
-        return list(nx.lexicographical_topological_sort(graph, place.__getitem__))
 
 
 @attrs.frozen(eq=False)

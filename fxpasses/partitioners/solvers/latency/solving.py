@@ -75,7 +75,7 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
         with contextlib.suppress(PlacementError):  # it was found with more time only
             other, more = search(attrs.evolve(problem, time_budget=less, explain="never"), level, units)
             answer, bound = min(answer, other, key=lambda each: each.value), max(bound, more)
-    return solved(answer, units, min(bound, answer.value), flow)
+    return solved(answer, units, min(bound, answer.value))
 
 
 def _again(problem: PlacementProblem) -> tuple[float, ...]:
@@ -139,13 +139,11 @@ def _why_none(problem: PlacementProblem, level: Level, units: Units, error: Plac
     return refuse(problem, level.tables, units, level.model)
 
 
-def solved(answer: LatencyAnswer, units: Units, bound: float, flow: Flow | None = None) -> Solved:
-    """The answer for nodes, with the devices in the order in which they begin; a pipeline's as values flow."""
+def solved(answer: LatencyAnswer, units: Units, bound: float) -> Solved:
+    """The answer for nodes, with the devices in the order in which they begin."""
     home = answer.home[units.unit_of]
     begin = {device: (float(answer.start[home == device].min()), device) for device in np.unique(home).tolist()}
     devices = sorted(begin, key=begin.__getitem__)
-    if flow is not None:
-        devices = flow.ordered(answer.home, devices)
     return Solved(home, tuple(devices), bound, answer.start, answer.value)
 
 
@@ -216,4 +214,4 @@ def in_turn(problem: PlacementProblem, tables: CostTables, units: Units) -> Ints
     words = prefixes(linear_orders(units, ORDERS, problem.seed))
     dynamic = PipelineSearch(units, search.classes, search.states, search.measure(math.inf), in_turn=True)
     found = dynamic.run(words, math.inf, MAX_STEPS)
-    return None if found.pipeline is None else search.devices(found.pipeline)
+    return None if found.pipeline is None else search.homes(found.pipeline)

@@ -27,6 +27,7 @@ __all__ = [
     "add_budgets",
     "least_load",
     "program_size",
+    "some_assignment",
     "unit_bytes",
 ]
 
@@ -79,11 +80,26 @@ def least_load(model: LoadModel, *, below: float, seconds: float, extra: Extra =
         *_transfers(program, model, runs, scale),
     ]
     program.at_most(np.zeros(model.devices), *terms)
+    proof = _within_budgets(program, model, runs, (1.0, top), seconds)
+    return Proof(proof.home, proof.bound * scale)
+
+
+def some_assignment(model: LoadModel, *, seconds: float, extra: Extra = None) -> Proof:
+    """One that keeps every budget, to the byte; a bound of ``inf`` says that there is none."""
+    program, runs = add_assignments(model, extra=extra)
+    add_budgets(program, model, runs)
+    return _within_budgets(program, model, runs, (0.0, runs[:1]), seconds)
+
+
+def _within_budgets(
+    program: Program, model: LoadModel, runs: Ints, costs: tuple[ArrayLike, Ints], seconds: float
+) -> Proof:
+    """The best assignment that keeps budgets to the byte: sets of units that only fit wider ones are forbidden."""
     best, bound = None, -math.inf
     for _ in range(TIMES):
-        answer = program.minimize((1.0, top), seconds=seconds)
+        answer = program.minimize(costs, seconds=seconds)
         best = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
-        bound = max(bound, answer.bound * scale)  # in the end nothing may be known
+        bound = max(bound, answer.bound)  # in the end nothing may be known
         too_large = [] if best is None else _just_too_large(model, best)
         for units in too_large:
             small = np.flatnonzero(model.needed(units) > model.memory)

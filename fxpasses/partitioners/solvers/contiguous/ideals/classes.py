@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +15,7 @@ from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
-__all__ = ["Sending", "device_classes", "optimistic"]
+__all__ = ["Sending", "among", "device_classes", "optimistic"]
 
 FEW_STATES = 200
 
@@ -40,6 +43,14 @@ def _weight_of(seconds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """The seconds of units on a device, 0 where it cannot run them; and which these are."""
     banned = ~np.isfinite(seconds)
     return np.where(banned, 0.0, seconds), banned
+
+
+def among(classes: tuple[DeviceClass, ...], chosen: Collection[int]) -> tuple[DeviceClass, ...]:
+    """The classes of some devices."""
+    found = (
+        attrs.evolve(group, devices=tuple(device for device in group.devices if device in chosen)) for group in classes
+    )
+    return tuple(group for group in found if group.devices)
 
 
 def optimistic(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:

@@ -34,26 +34,32 @@ class States:
     column: tuple[int, ...] | None = None
 
     @staticmethod
-    def count(classes: Sequence[DeviceClass]) -> int:
+    def count(classes: Sequence[DeviceClass], most: int | None = None) -> int:
         """How many states :meth:`of` would have."""
-        return math.prod(len(group.devices) + 1 for group in classes)
+        if most is None:
+            return math.prod(len(group.devices) + 1 for group in classes)
+        ways = [1, *[0] * most]  # by how many devices are used
+        for group in classes:
+            ways = [sum(ways[max(0, used - len(group.devices)) : used + 1]) for used in range(most + 1)]
+        return sum(ways)
 
     @classmethod
     def of(cls, classes: Sequence[DeviceClass], most: int | None = None) -> States:
         """All numbers of devices of each class, of ``most`` devices in total."""
-        sizes = np.array([len(group.devices) + 1 for group in classes])
-        stride = np.concatenate([[1], np.cumprod(sizes)[:-1]])
-        used = np.arange(int(np.prod(sizes)))[:, None] // stride % sizes
-        few = used.sum(axis=1) <= (len(used) if most is None else most)
-        number = np.cumsum(few) - 1
-        moves = []
-        for state in np.flatnonzero(few).tolist():
-            after = [
-                (kind, state + int(stride[kind])) for kind in range(len(classes)) if used[state, kind] + 1 < sizes[kind]
-            ]
-            moves.append(tuple((kind, int(number[there])) for kind, there in after if few[there]))
-        used = used[few]
-        return cls(used, tuple(moves), tuple(group.devices for group in classes), (-1,) * len(used))
+        used = np.zeros((1, 0), dtype=np.int64)
+        for group in classes:  # the last one counts most in the order of states
+            more = np.arange(len(group.devices) + 1)
+            used = np.column_stack([np.tile(used, (len(more), 1)), np.repeat(more, len(used))])
+            used = used if most is None else used[used.sum(axis=1) <= most]
+        number = {state.tobytes(): place for place, state in enumerate(used)}
+        moves = list[list[tuple[int, int]]]([] for _ in used)
+        for kind in range(len(classes)):
+            after = used.copy()
+            after[:, kind] += 1
+            for own, state in zip(moves, after, strict=True):
+                if (there := number.get(state.tobytes())) is not None:
+                    own.append((kind, there))
+        return cls(used, tuple(map(tuple, moves)), tuple(group.devices for group in classes), (-1,) * len(used))
 
     @classmethod
     def along(cls, classes: Sequence[DeviceClass], order: Sequence[int]) -> States:

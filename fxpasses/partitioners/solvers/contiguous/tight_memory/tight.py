@@ -100,7 +100,7 @@ def why_not(search: Search, *, proven: bool = False) -> PlacementError:
     runs, least = filling.nearest(runs), 1 if proven else None
     if fits is not None and decided is False:
         runs, least = _nearest(fits, filling, runs, steps)
-    return lacks(problem, tables, short.devices(Pipeline(runs, np.inf)), least)
+    return lacks(problem, tables, short.homes(Pipeline(runs, np.inf)), least)
 
 
 def nearest_pipeline(problem: PlacementProblem, tables: CostTables) -> Ints | None:
@@ -112,7 +112,7 @@ def nearest_pipeline(problem: PlacementProblem, tables: CostTables) -> Ints | No
     short = _short(Search.of(similar, tables, units, prices_of(units, tables.memory, "memory")))
     filling = Filling(short.units, tables.memory, problem.seed)
     runs = filling.anywhere()
-    return None if runs is None else short.devices(Pipeline(filling.nearest(runs), np.inf))
+    return None if runs is None else short.homes(Pipeline(filling.nearest(runs), np.inf))
 
 
 def _nearest(fits: Fits, filling: Filling, runs: Runs, steps: float) -> tuple[Runs, int]:
