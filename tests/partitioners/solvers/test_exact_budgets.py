@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from fxpasses.devices import Device, Link
+from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 
 GB = 10**9
@@ -154,3 +156,53 @@ def test_many_sets_may_pass_a_budget_by_a_byte(seed: int) -> None:
 
     assert least_largest_load(posed) == pytest.approx(solution.objective_value, rel=1e-9)
     assert solution.is_optimal
+
+
+def nearly_fits(seed: int) -> tuple[list[int], tuple[int, int]]:
+    """The bytes of a few units, small beside large ones, and of two devices, of which the first lacks a few."""
+    draw = random.Random(seed)
+    scale = 10 ** draw.choice([4, 6, 8, 10])
+    kept = [int(draw.uniform(1, 10) * scale ** draw.random()) for _ in range(draw.randrange(3, 7))]
+    first = sum(size for size in kept if draw.random() < 0.5)
+    second = sum(kept) - first + int(draw.random() ** 3 * max(kept))
+    return kept, (max(0, first - draw.choice([1, 1, 3, 1000])), second)
+
+
+def fewest_missing(kept: Sequence[int], memory: Sequence[int]) -> int:
+    """How many bytes each device needs more, by all assignments."""
+    lacks = []
+    for home in itertools.product(range(2), repeat=len(kept)):
+        held = [sum(size for size, own in zip(kept, home, strict=True) if own == device) for device in range(2)]
+        lacks.append(max(need - has for need, has in zip(held, memory, strict=True)))
+    return min(lacks)
+
+
+@pytest.mark.parametrize("contiguity", ["free", "convex"])
+@pytest.mark.parametrize("seed", range(24))
+def test_bytes_that_are_missing_are_told_to_the_last_one(seed: int, contiguity: str) -> None:
+    """A row is a little wider than a budget: where one byte of many is missing, nothing was proven."""
+    kept, memory = nearly_fits(seed)
+    nodes = {node: {"seconds": 1.0, "kept_bytes": size} for node, size in enumerate(kept)}
+    posed = problem(nodes, [], dict(zip("ab", memory, strict=True)), contiguity=contiguity)
+    missing = fewest_missing(kept, memory)
+
+    if missing <= 0:
+        assert solve_placement(posed).is_optimal
+        return
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(posed)
+
+    told_first = max(kept) - max(memory), sum(kept) - sum(memory)  # of one unit, or of all
+    assert caught.value.missing_bytes == next((each for each in told_first if each > 0), missing)
+
+
+def test_one_byte_of_many_is_missing() -> None:
+    nodes = {node: {"seconds": 1.0, "kept_bytes": size} for node, size in enumerate([4, 70_000, 50_000])}
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(problem(nodes, [], {"a": 119_999, "b": 1004}, contiguity="free"))
+
+    assert (
+        "No placement keeps every budget: the one that comes nearest needs 1 bytes more on 'a', where 2 is the first "
+        "node that does not fit." == str(caught.value)
+    )

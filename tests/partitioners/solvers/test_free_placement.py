@@ -472,3 +472,19 @@ def test_a_free_placement_is_no_worse_than_the_pipeline_of_the_same_seconds(seed
     pipeline, free = (solve_placement(attrs.evolve(problem, contiguity=each)) for each in ("pipeline", "free"))
 
     assert free.objective_value <= pipeline.objective_value
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory", "devices"])
+@pytest.mark.parametrize("contiguity", ["pipeline", "convex", "free"])
+def test_devices_come_in_the_order_in_which_values_flow(contiguity: str, objective: str) -> None:
+    """Those of free placements came as they were given, and of convex ones by their first nodes."""
+    graph = nx.DiGraph([(0, 2), (1, 2)])
+    for node in graph:
+        graph.nodes[node].update(seconds=1.0, kept_bytes=1, output_bytes=1)
+    pinned = {0: "b", 1: "a", 2: "a"}
+
+    solution = solve_placement(
+        PlacementProblem(graph, [Device("a"), Device("b")], (), objective, contiguity=contiguity, pinned=pinned)
+    )
+
+    assert ("b", "a") == solution.order
