@@ -94,7 +94,7 @@ def test_twice_the_time_makes_no_convex_sets_of_a_small_latency_worse() -> None:
 
 @pytest.fixture
 def asked_of_latencies(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The budgets with which a pipeline of a small latency is searched for."""
+    """The budgets with which a placement of a small latency is searched for."""
     return remembering(latencies, "_node_by_node", monkeypatch)
 
 
@@ -105,10 +105,11 @@ def asked_of_latencies(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (2.0, "pipeline", [2.0, 1.0]),
         (4.5, "pipeline", [4.5, 0.75, 1.0]),
         (6.0, "pipeline", [6.0, 1.0]),
-        (6.0, "free", [6.0]),
+        (6.0, "free", [6.0, 1.0]),
+        (12.0, "pipeline", [9.0, 2.0, 1.0]),
     ],
 )
-def test_pipelines_of_a_small_latency_are_looked_for_in_less_time_too(
+def test_placements_of_a_small_latency_are_looked_for_in_less_time_too(
     budget: float, contiguity: str, all_asked: list[float], asked_of_latencies: list[float]
 ) -> None:
     problem = attrs.evolve(tree(40, 2), objective="latency", contiguity=contiguity)

@@ -17,7 +17,7 @@ from fxpasses.partitioners.solvers.latency.certifying import bounded, is_small, 
 from fxpasses.partitioners.solvers.latency.levels import LatencyAnswer, Level
 from fxpasses.partitioners.solvers.latency.searching import started
 from fxpasses.partitioners.solvers.latency.shrinking import is_large
-from fxpasses.partitioners.solvers.latency.solving import FIRST, solve_latency, solved
+from fxpasses.partitioners.solvers.latency.solving import FIRST, MUCH, solve_latency, solved
 from fxpasses.partitioners.solvers.problem import USUAL_SECONDS, PlacementProblem
 from fxpasses.partitioners.solvers.reduced.reaching import Reach
 from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
@@ -55,15 +55,21 @@ def solve_convex_latency(problem: PlacementProblem, tables: CostTables, units: U
     level = Level(tables, work_of(units, tables), units.unit_of, None)
     program, bound = bounded(problem, level, units)
     sets = ConvexSets(level.model, Reach.of(units.unit_of, tables))
-    is_short = problem.has_little_effort or problem.time_budget < USUAL_SECONDS / 2
-    budgets = dict.fromkeys(share * problem.time_budget for share in (SHARES[:1] if is_short else SHARES))
-    answers = [_moved(attrs.evolve(problem, time_budget=budget), level, units, sets) for budget in budgets]
+    answers = [_moved(attrs.evolve(problem, time_budget=budget), level, units, sets) for budget in _budgets(problem)]
     answer = min(filter(None, answers), key=lambda each: each.value, default=None)
     if answer is None:
         raise refuse(problem, tables, units, level.model, sets.rows if sets.row_count <= ROWS else None)
     if units.size <= MOST_MOVED and is_small(program) and sets.row_count <= ROWS:
         answer, bound = proven(problem, level, program, answer, bound, sets.rows)
     return solved(answer, units, min(bound, answer.value))
+
+
+def _budgets(problem: PlacementProblem) -> list[float]:
+    """The seconds of each search; all together what is given, where that is much."""
+    if problem.has_little_effort or problem.time_budget < USUAL_SECONDS / 2:
+        return [problem.time_budget]
+    whole = problem.time_budget / (sum(SHARES) if problem.time_budget >= MUCH else 1.0)
+    return [share * whole for share in SHARES]
 
 
 def _inner(problem: PlacementProblem, contiguity: str) -> PlacementProblem:

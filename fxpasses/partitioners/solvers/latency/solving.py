@@ -33,14 +33,15 @@ from fxpasses.partitioners.solvers.reduced.reducing import Units, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Ints
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["FIRST", "in_turn", "solve_latency", "solved", "units_of_pipelines"]
+__all__ = ["FIRST", "MUCH", "in_turn", "solve_latency", "solved", "units_of_pipelines"]
 
 ORDERS = 3
 """Linear orders that are cut for a start."""
 MOST_UNITS = 1000
 """Units up to which a search starts from several pipelines though little effort is wanted; else no long graph does."""
-MORE, MUCH_LESS = 2.0, 6.0
-"""How many times the usual seconds are more, and what part of them pipelines are looked for in once more."""
+MORE, MUCH_LESS, MUCH = 2.0, 6.0, 10.0
+"""How many times the usual seconds are more, what part of them is spent once more, and seconds of which that is a
+part."""
 FIRST = 3.0
 """How many times the seconds of the budget, counted in steps, each pipeline to start from may take. The effort has no
 say: convex sets ask for pipelines with less of it, and must get the same."""
@@ -68,8 +69,10 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
     flow = Flow.of(units, model.devices) if problem.contiguity == "pipeline" else None
     level = Level(tables, model, units.unit_of, flow)
     search = _of_many if is_large(tables) else _node_by_node
-    answer, bound = search(problem, level, units)
-    for less in _again(problem) if flow is not None else ():
+    again = _again(problem)
+    most = problem.time_budget - (sum(again) if problem.time_budget >= MUCH else 0.0)
+    answer, bound = search(attrs.evolve(problem, time_budget=most), level, units)
+    for less in again:
         if answer.value <= bound * (1 + 1e-9):
             break
         with contextlib.suppress(PlacementError):  # it was found with more time only
@@ -79,7 +82,7 @@ def solve_latency(problem: PlacementProblem, tables: CostTables, units: Units) -
 
 
 def _again(problem: PlacementProblem) -> tuple[float, ...]:
-    """Fewer seconds in which pipelines are looked for, too: with more, searches go other ways, and mostly find more."""
+    """Fewer seconds in which the search is made, too: with more it goes other ways, and mostly finds more."""
     if problem.time_budget < MORE * USUAL_SECONDS or problem.has_little_effort:
         return ()
     shorter = dict.fromkeys((problem.time_budget / MUCH_LESS, USUAL_SECONDS))
