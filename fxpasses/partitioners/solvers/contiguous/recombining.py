@@ -45,7 +45,7 @@ FEWEST, MOST = 12, 100
 """How many annealings start from the same answers."""
 ROUND, LONGER = 0.8, 2
 """Seconds of the first round of annealings where there is more time, and how many times as long the others take."""
-FIRST, THROUGH_ORDERS = 0.3, 0.8
+FIRST, THROUGH_ORDERS = 0.5, 1.1
 """Seconds of one core for the annealings that begin beside something else; and where they go through orders of devices,
 for which a later stage is left out."""
 OTHERS, CHANGED = 4, 3
@@ -83,8 +83,9 @@ KEPT = 40
 """Answers whose cuts are looked at, the best ones."""
 BESIDE = 16
 """With how many cuts of about as much weight each cut is put together."""
-NEAR, NEAREST = 100, 800
-"""Ideals that are looked at around each cut of the best answer, before other annealings and at the end of a round."""
+NEAR, NEAREST, FAR = 50, 400, 800
+"""Ideals that are looked at around each cut of the best answer, before other annealings and at the end of a short round
+and of a longer one."""
 
 
 @attrs.define(eq=False)
@@ -200,7 +201,8 @@ class Recombining:
         if own.stages:
             self._begin_next(own, length)
         before = self._search.account.spent
-        best = _put_together(self._search, own.found, NEAR if own.stages else NEAREST)
+        last = NEAREST if length < LITTLE else FAR
+        best = _put_together(self._search, own.found, NEAR if own.stages else last)
         if length < LITTLE and self._search.account.spent - before > LONG:
             if not own.stages:  # this was the last and longest question, which those beside it would put again
                 self._annealings = []

@@ -66,6 +66,8 @@ LEAST_AT_ONCE = STEPS_A_SECOND / 2
 """The steps that are left at least for the question whether anything fits along all orders."""
 FIRST_STEPS, CROSSED_STEPS, AROUND_STEPS = STEPS_A_SECOND / 6, STEPS_A_SECOND / 4, STEPS_A_SECOND / 10
 """What it may take to cut more orders, what two of them make together, and to look around the cuts at the end."""
+SOON = 0.02 * STEPS_A_SECOND
+"""What it may take to look around the cuts before more orders are cut: annealings that begin there find more."""
 SHARES = (1.1, 1.3, 2.0, math.inf)
 """Thresholds of the first searches, as multiples of the bound."""
 MUCH_TIME = 5.0
@@ -204,7 +206,7 @@ def _first_answer(search: Search, bound: float, beside: Recombining) -> Answer |
             best = next(_answers(search, words, 0.0 if at_once else bound, most), None)
         elif best.rank[0] > bound and account.within(steps) > 0:
             if search.has_many_states:
-                most = account.within(steps)
+                most = min(SOON, account.within(steps))
                 best = improved(search, best, most, NEAREST)  # a lower threshold saves more than that takes
                 if search.can_refine:
                     beside.begin(best, partial(search.others, words, best.rank[0] * NOT_MUCH_WORSE, OTHERS))
