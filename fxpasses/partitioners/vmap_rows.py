@@ -18,6 +18,8 @@ __all__ = ["Rows", "note_rows", "row_levels", "rows_of"]
 Rows = tuple[tuple[int, int], ...]
 """Levels, outermost first, with how many rows a value has in each."""
 
+_LIKE_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
+"""Of whose second operand only the shape or the type of one row counts."""
 _ENTERS, _LEAVES = "_add_batch_dim", "_remove_batch_dim"
 _ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
 """The batch sizes of a value by level, where it has any: who walks the graph notes them here."""
@@ -39,7 +41,9 @@ def note_rows(graph_module: GraphModule) -> None:
 def _levels(node: Node, name: str) -> dict[Any, Any]:
     if node.op == "output":
         return {}
-    found = {level: size for used in node.all_input_nodes for level, size in _ROWS.get(used, {}).items()}
+    like_another = name.partition(".")[0] in _LIKE_ANOTHER
+    operands = node.all_input_nodes[:1] if like_another else node.all_input_nodes
+    found = {level: size for used in operands for level, size in _ROWS.get(used, {}).items()}
     if name == _ENTERS:
         source, dimension, level = node.args
         found[level] = value_of(source).shape[dimension]  # type: ignore[arg-type]  # a node

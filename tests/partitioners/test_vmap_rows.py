@@ -47,6 +47,24 @@ def test_what_brings_values_in_and_out_is_a_view() -> None:
     assert all(NodeCost(output_bytes=5 * 3 * 8 * 4) == found[name] for name in ("_add_batch_dim", "_remove_batch_dim"))
 
 
+class Shaped(nn.Module):
+    """A parameter in the shape of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: self.weight.expand_as(row).sin() * row)(x)
+
+
+def test_what_has_the_shape_of_a_row_has_no_rows() -> None:
+    found = costs(Shaped(), torch.randn(5, 3, 8))
+
+    assert 3 * 8 * 4 == found["expand_as"].output_bytes == found["sin"].output_bytes
+    assert 5 * 3 * 8 * 4 == found["mul"].output_bytes
+
+
 def test_what_runs_inside_of_a_level_is_not_measured_by_itself() -> None:
     """Alone it would run on one row, in a fraction of its time."""
     cpu, module = Device("cpu"), export(Products(), (torch.randn(5, 3, 8),)).module(check_guards=False)
