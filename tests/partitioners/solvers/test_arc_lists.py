@@ -59,7 +59,7 @@ class Asked:
         problem = sending_problem(seed)
         tables = tables_of(problem)
         units = with_values_back(reduce_problem(problem, tables), draw)
-        devices = tuple(charging(group, draw) for group in device_classes(problem, tables, units))
+        devices = tuple(charging(group, draw) for group in device_classes(tables, units))
         words = all_ideals(units, 100_000)
         assert words is not None
         family, classes = CutFamily.of(words, 1e-6 * draw.random(units.size)), len(devices)  # all are in reach

@@ -59,7 +59,7 @@ def test_states_of_few_devices_are_those_of_all_that_use_no_more(kinds: tuple[in
     given = [Device(f"d{kind}{each}", 10**6 + kind) for kind, count in enumerate(kinds) for each in range(count)]
     problem = PlacementProblem(graph, given)
     tables = tables_of(problem)
-    classes = device_classes(problem, tables, reduce_problem(problem, tables))
+    classes = device_classes(tables, reduce_problem(problem, tables))
 
     every, few = States.of(classes), States.of(classes, most)
 

@@ -80,7 +80,7 @@ def test_a_mask_that_many_use_matters_by_what_it_sends() -> None:
     edges = [(node, node + 1) for node in range(1, 9)] + [(0, node) for node in (2, 5, 9)]
     problem = problem_of(edges, sends={0: 5.0}, devices=6)
     tables, units = tables_of(problem), units_of(problem)
-    classes = device_classes(problem, tables, units)
+    classes = device_classes(tables, units)
     mask = int(units.unit_of[tables.nodes.index(0)])
 
     matters = mattering(units, classes, np.full(len(classes), 0.5), np.ones(units.size), held_by(units))

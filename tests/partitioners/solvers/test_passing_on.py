@@ -43,7 +43,7 @@ def rotary(draw: random.Random, memory: int = 100) -> PlacementProblem:
 def passing(problem: PlacementProblem) -> tuple[Units, dict[int, int]]:
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    return units, passed_on(units, device_classes(problem, tables, units))
+    return units, passed_on(units, device_classes(tables, units))
 
 
 def names_of(problem: PlacementProblem) -> set[Any]:

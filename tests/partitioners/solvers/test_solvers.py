@@ -499,7 +499,7 @@ def test_the_search_stops_when_its_steps_are_spent() -> None:
     inside = all_ideals(units, 10_000)
     assert inside is not None
     measure = Measure(units.seconds.min(axis=1), np.full(1, math.inf))
-    classes = device_classes(problem, tables, units)
+    classes = device_classes(tables, units)
     search = PipelineSearch(units, classes, States.of(classes), measure)
 
     outcome = search.run(inside, math.inf, steps=10)

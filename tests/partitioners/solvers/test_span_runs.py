@@ -27,7 +27,7 @@ def ideals_of(seed: int, draw: np.random.Generator) -> tuple[Units, CutFamily, t
     units = reduce_problem(problem, tables)
     if seed % 3 == 0:
         units = with_values_back(units, draw)
-    classes = tuple(charging(group, draw) for group in device_classes(problem, tables, units))
+    classes = tuple(charging(group, draw) for group in device_classes(tables, units))
     words = all_ideals(units, 100_000) if seed % 2 else pack(np.tri(units.size, dtype=bool))
     assert words is not None
     return units, CutFamily.of(words, 1e-6 * draw.random(units.size)), classes

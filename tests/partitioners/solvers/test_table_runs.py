@@ -21,7 +21,7 @@ def search(seed: int, *, along: bool, in_turn: bool) -> PipelineSearch:
     problem = sending_problem(seed)
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    classes = device_classes(problem, tables, units)
+    classes = device_classes(tables, units)
     states = States.along(classes, range(len(problem.devices))) if along else States.of(classes)
     room = np.full(len(classes), np.inf)
     return PipelineSearch(units, classes, states, Measure(units.seconds.min(axis=1), room), in_turn=in_turn)

@@ -96,7 +96,7 @@ def test_what_is_proven_impossible_is_what_brute_force_does_not_find(seed: int) 
     problem = random_problem(seed, sizes=((6, 3),), objective="memory")
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    fits = Fits.of(units, device_classes(problem, tables, units))
+    fits = Fits.of(units, device_classes(tables, units))
     homes = itertools.product(range(3), repeat=units.size)
     allowed = np.isfinite(units.seconds)
 
@@ -109,7 +109,7 @@ def test_what_is_proven_impossible_is_what_brute_force_does_not_find(seed: int) 
     is_possible = any(map(is_fine, homes))
     assert fits is not None
     assert is_possible == fits.decide(0.0, math.inf)[0]
-    few = Fits.of(units, device_classes(problem, tables, units), 6)  # the heaviest units alone
+    few = Fits.of(units, device_classes(tables, units), 6)  # the heaviest units alone
     assert few is None or not is_possible or few.decide(0.0, math.inf)[0] is not False
 
 

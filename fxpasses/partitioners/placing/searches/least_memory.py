@@ -45,7 +45,7 @@ def least_missing(figures: GraphFigures, problem: PlacementProblem) -> int:
         return 0
     tables = tables_of(problem)
     units = reduce_problem(problem, tables)
-    fits = Fits.of(units, device_classes(problem, tables, units), IDEALS)
+    fits = Fits.of(units, device_classes(tables, units), IDEALS)
     if fits is None:
         return 0
     placed = zip(tables.nodes, units.unit_of.tolist(), strict=True)

@@ -92,7 +92,7 @@ class OwnOrder:
             [node for index in own if isinstance(node := nodes[index], Node)] for own in units.members
         )  # without markers of order edges
         runs = tuple(tuple(sorted(own, key=place.__getitem__)) for own in members)
-        classes = device_classes(problem, tables, units)
+        classes = device_classes(tables, units)
         roomy = tuple(attrs.evolve(group, memory=math.inf) for group in classes)
         order = np.array([figures.position[node] for run in runs for node in run], dtype=np.int64)
         need = span_bytes(figures, order, np.cumsum([0, *map(len, runs)])).astype(np.float64)

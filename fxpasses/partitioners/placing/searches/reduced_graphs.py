@@ -67,7 +67,7 @@ class ReducedGraph:
     @cached_property
     def classes(self) -> tuple[DeviceClass, ...]:
         """The devices, those of a class on one torch device."""
-        alike = device_classes(self.problem, self.tables, self.units)
+        alike = device_classes(self.tables, self.units)
         return tuple(_apart(self.request.topology, alike, links_differ(self.tables)))
 
     @cached_property

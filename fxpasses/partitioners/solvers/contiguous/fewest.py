@@ -74,15 +74,21 @@ def _on(chosen: tuple[int, ...], problem: PlacementProblem, tables: CostTables, 
     if not np.isfinite(own.seconds).any(axis=1).all():
         return None
     try:
-        device_of, order, _bound = solve_pipeline(problem, own_tables, own)
+        places, order, _bound = solve_pipeline(problem, own_tables, own)
     except PlacementError:
         return None
-    return _Balanced(evaluate(tables, device_of).rank("devices"), device_of, order)
+    device_of: Ints = np.array(chosen)[places]
+    return _Balanced(evaluate(tables, device_of).rank("devices"), device_of, tuple(chosen[place] for place in order))
 
 
 def _restricted(tables: CostTables, units: Units, chosen: tuple[int, ...]) -> tuple[CostTables, Units]:
-    """The same problem on some devices only."""
-    others = np.setdiff1d(np.arange(len(tables.memory)), chosen)
-    of_nodes, of_units = tables.seconds.copy(), units.seconds.copy()
-    of_nodes[:, others] = of_units[:, others] = np.inf
-    return attrs.evolve(tables, seconds=of_nodes), attrs.evolve(units, seconds=of_units)
+    """The same problem, of some devices only."""
+    own, between = list(chosen), np.ix_(chosen, chosen)
+    few = attrs.evolve(
+        tables,
+        seconds=tables.seconds[:, own],
+        latency=tables.latency[between],
+        per_byte=tables.per_byte[between],
+        memory=tables.memory[own],
+    )
+    return few, attrs.evolve(units, seconds=units.seconds[:, own])

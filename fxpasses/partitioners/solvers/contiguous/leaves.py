@@ -74,7 +74,7 @@ def _is_quick(
 ) -> NDArray[np.bool_]:
     """Whether a leaf takes no longer beside its neighbour than what is saved there."""
     allowed = np.isfinite(units.seconds[neighbour])
-    saved = _saved(problem, tables, units, leaf)
+    saved = _saved(tables, units, leaf)
     fits: NDArray[np.bool_] = np.all(np.where(allowed, units.seconds[leaf], 0.0) <= saved, axis=1)
     return fits  # seconds are inf where only the neighbour can run
 
@@ -95,7 +95,7 @@ def _is_light(
     return fits
 
 
-def _saved(problem: PlacementProblem, tables: CostTables, units: Units, leaf: Ints) -> Floats:
+def _saved(tables: CostTables, units: Units, leaf: Ints) -> Floats:
     """Seconds that each device no longer spends when a leaf moves beside its neighbour there, a row for each leaf.
 
     Its own values need not enter, and the values that only it uses need not leave.
@@ -103,7 +103,7 @@ def _saved(problem: PlacementProblem, tables: CostTables, units: Units, leaf: In
     saved = np.zeros((len(leaf), units.seconds.shape[1]))
     users = np.bincount(units.uses[:, 0], minlength=len(units.source))
     only = units.uses[users[units.uses[:, 0]] == 1]
-    for group in device_classes(problem, tables, units):
+    for group in device_classes(tables, units):
         each = np.bincount(units.source, weights=group.entering, minlength=units.size)
         each = each + np.bincount(only[:, 1], weights=group.leaving[only[:, 0]], minlength=units.size)
         saved[:, list(group.devices)] = each[leaf, None]

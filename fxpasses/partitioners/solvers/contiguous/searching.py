@@ -113,14 +113,14 @@ class Search:
     @classmethod
     def of(cls, problem: PlacementProblem, tables: CostTables, units: Units, prices: Prices) -> Search:
         """Group the devices by what units and values cost there."""
-        return cls(problem, tables, units, device_classes(problem, tables, units), prices)
+        return cls(problem, tables, units, device_classes(tables, units), prices)
 
     def contracted(self, order: Ints, stops: Ints) -> Search:
         """The same with the units between stops of an order joined."""
         weight: Floats = np.add.reduceat(self.prices.weight[order], stops[:-1])
         prices = attrs.evolve(self.prices, weight=weight)
         units = contract(self.units, order, stops)
-        classes = among(device_classes(self.problem, self.tables, units), self.devices)
+        classes = among(device_classes(self.tables, units), self.devices)
         return Search(self.problem, self.tables, units, classes, prices, self.order, account=self.account)
 
     @property

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
-from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
@@ -20,14 +19,14 @@ __all__ = ["Sending", "among", "device_classes", "optimistic"]
 FEW_STATES = 200
 
 
-def device_classes(problem: PlacementProblem, tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
+def device_classes(tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
     """Group devices that are alike, links at their best. Time O(units × devices + values × kinds of links)."""
     sending = Sending(tables, units, {})
     groups: dict[tuple[object, ...], DeviceClass] = {}
     first, kinds = equal_columns(units.seconds)
     columns = [_weight_of(units.seconds[:, device]) for device in first.tolist()]
     for device, kind in enumerate(kinds.tolist()):
-        others = [other for other in range(len(problem.devices)) if other != device]
+        others = [other for other in range(len(tables.memory)) if other != device]
         leaving = sending.best([(device, other) for other in others])
         entering = sending.best([(other, device) for other in others])
         weight, banned = columns[kind]

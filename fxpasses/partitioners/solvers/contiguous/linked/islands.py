@@ -73,7 +73,7 @@ def between_devices(search: Search) -> Search | None:
 def islands_of(search: Search) -> list[tuple[int, ...]]:
     """Devices that are alike, and that have the same links to each other device."""
     found: list[list[int]] = []
-    for group in device_classes(search.problem, search.tables, search.units):
+    for group in device_classes(search.tables, search.units):
         own: list[list[int]] = []
         for device in group.devices:
             home = next((island for island in own if _swap(search.tables, island[0], device)), None)
@@ -120,7 +120,7 @@ def _classes(
     units, sending = search.units, Sending(search.tables, search.units, {})
     ahead, back = all_uses(units, ordered(units, back=False)), all_uses(units, ordered(units, back=True))
     every = range(len(islands))
-    alone = device_classes(search.problem, search.tables, units)
+    alone = device_classes(search.tables, units)
     plain = {device: group for group in alone for device in group.devices}
     classes: dict[tuple[object, ...], DeviceClass] = {}
     number: dict[Kind, int] = {}
