@@ -173,6 +173,14 @@ def _effects_of(node: Node) -> CallEffects:
     return PLAIN if rule is None else rule(node)
 
 
+def _switches_process(node: Node) -> bool:
+    """Whether a function opens a level of ``torch.vmap``, sets a seed, or the like: called to count it, it would."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return False
+    effects = _effects_of(node)
+    return effects.region is not None or effects.world
+
+
 def _hands_back(node: Node) -> bool:
     """Whether a called module gives what it takes: a dropout that is off, an identity, a shape that needs no copy."""
     owner = node.graph.owning_module
@@ -247,7 +255,7 @@ def _rows_read(node: Node, sizes: Sizes) -> float:
 
 
 def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
-    if switches_regions(node) or _effects_of(node).region is not None:
+    if switches_regions(node) or _switches_process(node):
         return NodeCost()
     output = concrete_value(value_of(node), sizes)
     written = sum(map(tensor_bytes, tensors_in(output)))
@@ -312,8 +320,7 @@ def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: 
         return int(counter(inputs, output)) * _per_product(operands)
     if (transform := TRANSFORM_COUNTERS.get(name)) is not None and operands:
         return transform(inputs, output)
-    is_for_counting = not _effects_of(node).world  # what sets a seed would set it
-    if is_for_counting and (counted := taken_apart(node.target, inputs, named)):
+    if counted := taken_apart(node.target, inputs, named):
         return counted * _per_product(operands)
     return max((math.prod(shape_of(tensor)) for tensor in [*operands, *tensors_in(output)]), default=0)
 

@@ -256,6 +256,7 @@ MODELS = {
     ),
     "products of rows of rows": calling(lambda x: torch.vmap(torch.vmap(lambda row: torch.outer(row, row)))(x)),
     "windows of rows": lambda: (BesideWeight(windows_of_row), (torch.randn(64, 64, 64),)),
+    "nothing of rows": calling(torch.vmap(lambda row: torch.cat([row[:0].sin(), row.cos()]))),
     "groups of rows": calling(torch.vmap(lambda row: nn.functional.group_norm(row, 4))),
     "a list, of which one is used": calling(lambda x: (y := torch.ops.aten.split_copy.Tensor(x, 1)[0].sin()) + y.cos()),
     "noted without a gradient": lambda: (Noting(), (torch.randn(512, 64),)),

@@ -82,7 +82,7 @@ class Like:
         """One without data, inside of a mode that makes such; with all its rows, one after the other."""
         shape, stride = self.shape, self.stride
         for _level, size in reversed(self.rows):
-            apart = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+            apart = 1 + sum(max(0, count - 1) * step for count, step in zip(shape, stride, strict=True))
             shape, stride = (size, *shape), (apart, *stride)
         made = torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
         made = made.conj() if self.is_conjugate else made

@@ -92,7 +92,8 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
             picked = isinstance(index, int) and len(source) > 1
             homes[node] = (source[index],) if picked else source
             continue
-        aliases = effects.call(node).aliases if node.op not in ("placeholder", "get_attr", "output") else ()
+        call = effects.call(node) if node.op not in ("placeholder", "get_attr", "output") else None
+        aliases = () if call is None else call.aliases
         viewed = [homes[operands[0]] if operands else () for operands in aliases]
         if any(viewed) and (_makes_rounds(node) or makes_a_copy(node)):
             homes[node] = tuple(next(copies) for _ in bases)
@@ -101,7 +102,7 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
             copied = _copied_by_bodies(node)
             bases = tuple(next(copies) if slot in copied else base for slot, base in enumerate(bases))
             viewed = [() if slot in copied else source for slot, source in enumerate(viewed)]
-        if not any(viewed) and len(bases) == 1 and effects.call(node).is_known:  # each of a list has its own
+        if call is not None and call.is_known and not any(viewed) and len(bases) == 1:  # each of a list has its own
             bases = (*bases, *(next(copies) for _ in tensors_in(value_of(node))[1:]))
         known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
         homes[node] = tuple(known[slot][0] if known[slot] else base for slot, base in enumerate(bases))
