@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,9 +29,19 @@ from fxpasses.partitioners.costs.kernels.lstm_bytes import lstm_workspace_bytes
 from fxpasses.partitioners.tensor_sizes import bytes_by_place, concrete_size, tensor_bytes, tensors_in
 from fxpasses.partitioners.vmap_rows import rows_of
 
-__all__ = ["all_places_bytes", "as_real", "elements_spanned", "elements_together", "result_bytes"]
+__all__ = [
+    "all_places_bytes",
+    "as_real",
+    "elements_spanned",
+    "elements_together",
+    "note_made_within",
+    "result_bytes",
+]
 
 aten = torch.ops.aten
+
+_MADE_WITHIN: WeakKeyDictionary[Node, Mapping[int, int]] = WeakKeyDictionary()
+"""Of an operator with a body the bytes of the storages that the body makes for its results, by their places."""
 
 
 def as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
@@ -57,7 +68,17 @@ def result_bytes(node: Node, places: Sequence[int]) -> dict[int, int]:
     if found and node.target in _BAGS:
         found |= _noted_of_bags(_values_of(node.args), places)
     rows = rows_of(node)
-    return found if rows == 1 else {place: rows * size for place, size in found.items()}
+    found = found if rows == 1 else {place: rows * size for place, size in found.items()}
+    noted = _MADE_WITHIN.get(node, {}) if _MADE_WITHIN else {}
+    return {**found, **{places[slot]: size for slot, size in noted.items()}}
+
+
+def note_made_within(node: Node, sizes: Mapping[int, int]) -> None:
+    """Note how many bytes the body of a node makes for some of its results: one may be a view of what is larger."""
+    if sizes:
+        _MADE_WITHIN[node] = sizes
+    elif _MADE_WITHIN:
+        _MADE_WITHIN.pop(node, None)
 
 
 def _made(node: Node) -> list[Tensor]:

@@ -16,7 +16,7 @@ from fxpasses.metadata import value_of
 from fxpasses.outlining.regions import BODY_AT
 from fxpasses.partitioners.costs.kernels.dry_runs import Autocast, DryRun, dry_run, makes_a_copy, run_body
 from fxpasses.partitioners.costs.kernels.higher_order_steps import HIGHER_ORDER_STEPS
-from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
+from fxpasses.partitioners.costs.kernels.kernel_results import note_made_within, result_bytes
 from fxpasses.partitioners.costs.kernels.tangent_storages import join_tangent, unpacked
 from fxpasses.partitioners.grouping.keep_together import is_getitem
 from fxpasses.partitioners.jvp_tangents import tangent_levels
@@ -95,13 +95,17 @@ def homes_in_memory(graph_module: GraphModule, effects: EffectAnalysis) -> dict[
         call = effects.call(node) if node.op not in ("placeholder", "get_attr", "output") else None
         aliases = () if call is None else call.aliases
         viewed = [homes[operands[0]] if operands else () for operands in aliases]
+        handed = _handed_out(node) if _is_handed_out(node) or _makes_rounds(node) else {}
+        note_made_within(node, {slot: size for slot, (_label, size) in handed.items()})
         if any(viewed) and (_makes_rounds(node) or makes_a_copy(node)):
             homes[node] = tuple(next(copies) for _ in bases)
             continue
-        if any(viewed) and _is_handed_out(node):
-            copied = _copied_by_bodies(node)
-            bases = tuple(next(copies) if slot in copied else base for slot, base in enumerate(bases))
-            viewed = [() if slot in copied else source for slot, source in enumerate(viewed)]
+        if _is_handed_out(node):
+            shared = dict[int, int]()
+            for slot, (label, _size) in handed.items():
+                shared.setdefault(label, next(copies) if any(viewed[slot : slot + 1]) else bases[slot])
+            bases = tuple(shared[handed[slot][0]] if slot in handed else base for slot, base in enumerate(bases))
+            viewed = [() if slot in handed else source for slot, source in enumerate(viewed)]
         if call is not None and call.is_known and not any(viewed) and len(bases) == 1:  # each of a list has its own
             bases = (*bases, *(next(copies) for _ in tensors_in(value_of(node))[1:]))
         known = [viewed[slot] if slot < len(viewed) else () for slot in range(len(bases))]
@@ -142,19 +146,41 @@ def _is_handed_out(node: Node) -> bool:
     return getattr(node.target, "_name", "") in _HAND_OUT
 
 
-def _copied_by_bodies(node: Node) -> set[int]:
-    """Which results a body makes anew, though they may be memory of what it is given."""
-    return {slot for body in _bodies(node) for slot in _made_anew(body)}
+def _handed_out(node: Node) -> dict[int, tuple[int, int]]:
+    """The results that a body makes anew, by their places: which of them share memory, and the bytes of that.
+
+    They may be memory of what it is given to effects, and views of what is larger.
+    """
+    bodies = _bodies(node)[-1:] if _makes_rounds(node) else _bodies(node)
+    found: dict[int, tuple[int, int]] = {}
+    for body in bodies:
+        for slot, home, size in _made_anew(body):
+            _label, other = found.get(slot, (0, 0))
+            found[slot] = (home if len(bodies) == 1 else slot, max(size, other))
+    return found
 
 
-def _made_anew(body: GraphModule) -> Iterator[int]:
-    """The results of a body that are not memory of what it is given."""
+def _made_anew(body: GraphModule) -> Iterator[tuple[int, int, int]]:
+    """The results of a body that are not memory of what it is given, with their storages and the bytes of these."""
     homes = homes_in_memory(body, analyze_effects(body))
     given = _given(body, homes)
+    sizes = _sizes(body, homes)
     results = [leaf for leaf in pytree.tree_leaves(body.graph.output_node().args) if isinstance(leaf, Node)]
     for slot, result in enumerate(result for result in results if tensors_in(value_of(result))):
         if given.isdisjoint(homes[result]):
-            yield slot
+            (home, *_) = homes[result]
+            yield slot, home, sizes.get(home, 0)
+
+
+def _sizes(body: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> dict[int, int]:
+    """The bytes of each storage that a body makes."""
+    given = _given(body, homes)
+    sizes: dict[int, int] = {}
+    for node in body.graph.nodes:
+        for home, made in result_bytes(node, homes[node]).items():
+            if home not in given and home >= 0 and node.op != "output":
+                sizes[home] = max(sizes.get(home, 0), made)
+    return sizes
 
 
 def _bodies(node: Node) -> list[GraphModule]:
@@ -172,13 +198,9 @@ def _given(body: GraphModule, homes: Mapping[Node, tuple[int, ...]]) -> set[int]
 def _alive_within(body: GraphModule, autocast: Autocast | None, with_scratch: bool) -> tuple[int, int]:
     """The most bytes that a body makes and has at one time, and those of its results that it makes."""
     homes = homes_in_memory(body, analyze_effects(body))
-    given = _given(body, homes)
-    sizes: dict[int, int] = {}
+    sizes = _sizes(body, homes)
     last: dict[int, Node] = {}
     for node in body.graph.nodes:
-        for home, made in result_bytes(node, homes[node]).items():
-            if home not in given and home >= 0 and node.op != "output":
-                sizes[home] = max(sizes.get(home, 0), made)
         for used in (node, *node.all_input_nodes):
             last.update((home, node) for home in homes[used] if home in sizes)
     alive: dict[int, int] = {}
