@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.fx import GraphModule, Node
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 
 from fxpasses.metadata import value_of
+from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
 from fxpasses.partitioners.tensor_sizes import Sizes, concrete_size
 from fxpasses.values import nested_graph_modules
 
@@ -21,24 +24,44 @@ Rows = tuple[tuple[int, int], ...]
 _LIKE_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 """Of whose second operand only the shape or the type of one row counts."""
 _ENTERS, _LEAVES = "_add_batch_dim", "_remove_batch_dim"
+_Open = Mapping[int, tuple[Any, str]]
+"""The levels that are open, with their rows, and whether random numbers are to be the same in all of them."""
 _ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
 """The batch sizes of a value by level, where it has any: who walks the graph notes them here."""
 
 
 def note_rows(graph_module: GraphModule) -> None:
     """Note which values of a graph and of its bodies have rows that were not recorded. O(nodes and edges)."""
+    regions: dict[Graph, tuple[Sequence[Any], _Open]] = {}  # what goes into them, and the levels around them
     for inner in nested_graph_modules(graph_module):
-        has_rows = False
-        for node in inner.graph.nodes:
-            name = getattr(node.target, "__name__", "")
-            has_rows = has_rows or name == _ENTERS
-            if has_rows and (rows := _levels(node, name)):
-                _ROWS[node] = rows
-            elif _ROWS:
-                _ROWS.pop(node, None)
+        operands, around = regions.get(inner.graph, ((), {}))
+        _note_in(inner, iter(operands), dict(around), regions)
 
 
-def _levels(node: Node, name: str) -> dict[Any, Any]:
+def _note_in(
+    inner: GraphModule,
+    operands: Iterator[Any],
+    opened: dict[int, tuple[Any, str]],
+    regions: dict[Graph, tuple[Sequence[Any], _Open]],
+) -> None:
+    """Note the rows of values in one graph, and what goes into the regions that it runs."""
+    for node in inner.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if name.endswith("_increment_nesting"):
+            opened[len(opened) + 1] = (node.args[0], node.args[1]) if name.startswith("_vmap") else (1, "")
+        elif name.endswith("_decrement_nesting"):
+            opened.popitem()
+        operand = next(operands, None) if node.op == "placeholder" else None
+        rows = _ROWS.get(operand, {}) if isinstance(operand, Node) else _levels(node, name, opened) if opened else {}
+        if rows:
+            _ROWS[node] = rows
+        elif _ROWS:
+            _ROWS.pop(node, None)
+        if opened and is_region(node) and (body := body_of_region(node)) is not None:
+            regions[body.graph] = (node.args[BODY_AT[name] + 1 :], dict(opened))
+
+
+def _levels(node: Node, name: str, opened: _Open) -> dict[Any, Any]:
     if node.op == "output":
         return {}
     like_another = name.partition(".")[0] in _LIKE_ANOTHER
@@ -49,6 +72,12 @@ def _levels(node: Node, name: str) -> dict[Any, Any]:
         found[level] = value_of(source).shape[dimension]  # type: ignore[arg-type]  # a node
     elif name == _LEAVES:
         found.pop(node.args[1], None)
+    if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        for level, (size, randomness) in opened.items():
+            if randomness == "different":
+                found[level] = size
+            elif name.partition(".")[0].endswith("_like"):
+                found.pop(level, None)
     return found
 
 

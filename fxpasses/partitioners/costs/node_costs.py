@@ -24,7 +24,7 @@ from fxpasses.effects.operators import ALWAYS_VIEWS, MAY_HAND_BACK
 from fxpasses.effects.purity import rule_for_target
 from fxpasses.errors import MissingMetadataError, came_from
 from fxpasses.metadata import MetaKey, value_of
-from fxpasses.outlining.regions import switches_regions
+from fxpasses.outlining.regions import is_region, switches_regions
 from fxpasses.partitioners.costs.counted_runs import taken_apart, within_module
 from fxpasses.partitioners.costs.kernels.described_values import Like, described
 from fxpasses.partitioners.costs.kernels.dry_runs import dry_run, makes_a_copy
@@ -233,6 +233,8 @@ def measure_node(node: Node, *, sizes: Sizes = "hint") -> NodeCost:
         The cost. A node without a recorded value counts as free; :func:`cost_of` refuses it.
     """
     cost, rows = _measured_once(node, sizes), rows_of(node, sizes=sizes)
+    if rows > 1 and is_region(node):  # what is inside has rows of its own
+        return attrs.evolve(cost, output_bytes=rows * cost.output_bytes)
     return cost if rows == 1 else _in_rows(cost, rows, _rows_read(node, sizes))
 
 

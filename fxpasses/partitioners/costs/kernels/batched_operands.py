@@ -17,15 +17,16 @@ __all__ = ["with_rows"]
 
 
 @contextmanager
-def with_rows(operands: Sequence[Any], rows: Sequence[Rows]) -> Iterator[list[Any]]:
+def with_rows(operands: Sequence[Any], rows: Sequence[Rows], own: Rows) -> Iterator[list[Any]]:
     """Inside, levels are open, and the operands have rows there; given are tensors that hold all rows, outermost first.
 
     Args:
         operands: Tensors, and what else an operator is given.
         rows: For each operand the levels in which it has rows.
+        own: Those in which the result has some: random numbers may have more than the operands.
     """
     operands, opened = list(operands), 0
-    sizes = dict(sorted(pair for each in rows for pair in each))
+    sizes = dict(sorted(pair for each in (own, *rows) for pair in each))
     try:
         for level, size in sizes.items():
             predispatch._vmap_increment_nesting(size, "different")

@@ -112,7 +112,7 @@ def dry_run(node: Node, autocast: Autocast | None = None) -> DryRun | None:
         rows = rows_of(node)
         if rows > 1 and not any(map(_levels, operands)):
             in_rows = tuple(map(_with_rows, leaves, operands))
-            if (ran := _ran(node.target, structure, in_rows, autocast, threads)) is not None:
+            if (ran := _ran(node.target, structure, in_rows, autocast, threads, row_levels(node))) is not None:
                 return ran
         ran = _ran(node.target, structure, operands, autocast, threads)
     except TypeError:  # an argument that is no tensor and cannot be compared
@@ -250,9 +250,10 @@ def _ran(
     leaves: tuple[Hashable, ...],
     autocast: Autocast | None,
     _threads: int,  # of which there may be others the next time; kernels have scratch for each
+    rows: Rows = (),
 ) -> DryRun | None:
-    if any(map(_rows, leaves)):
-        return _run_once(target, structure, leaves, autocast)
+    if rows:
+        return _run_once(target, structure, leaves, autocast, rows=rows)
     if any(map(_levels, leaves)):
         return _run_once(target, structure, leaves, autocast, InDerivative)
     ran = _run_once(target, structure, leaves, autocast)
@@ -281,13 +282,14 @@ def _run_once(
     leaves: tuple[Hashable, ...],
     autocast: Autocast | None,
     follow: type[FollowedStorages] = FollowedStorages,
+    rows: Rows = (),
 ) -> DryRun | None:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        given, levels, rows = list(map(without_data, leaves)), list(map(_levels, leaves)), list(map(_rows, leaves))
+        given, levels = list(map(without_data, leaves)), list(map(_levels, leaves))
         with (
             collecting_later(),
             with_tangents(given, levels) as duals,
-            with_rows(duals, rows) as operands,
+            with_rows(duals, list(map(_rows, leaves)), rows) as operands,
             follow() as followed,
             _under(autocast),
         ):

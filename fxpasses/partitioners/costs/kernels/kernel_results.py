@@ -88,7 +88,7 @@ def _made(node: Node) -> list[Tensor]:
         return result
     operands = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, Node)]
     dtype = value_of(operands[place]).dtype
-    return [result[0].new_empty(result[0].shape, dtype=dtype, device="meta")]
+    return [torch.empty(result[0].shape, dtype=dtype, device="meta")]
 
 
 def _noted_of_bags(args: Sequence[Any], places: Sequence[int]) -> dict[int, int]:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from fxpasses.partitioners.solvers.contiguous.absorbing import absorbed
-from fxpasses.partitioners.solvers.contiguous.ideals.classes import among, device_classes
+from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.ideals.cutting import Words
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.contiguous.ideals.lifetimes import Lifetimes
@@ -120,7 +120,7 @@ class Search:
         weight: Floats = np.add.reduceat(self.prices.weight[order], stops[:-1])
         prices = attrs.evolve(self.prices, weight=weight)
         units = contract(self.units, order, stops)
-        classes = among(device_classes(self.tables, units), self.devices)
+        classes = device_classes(self.tables, units, self.devices)
         return Search(self.problem, self.tables, units, classes, prices, self.order, account=self.account)
 
     @property
@@ -130,7 +130,7 @@ class Search:
 
     def on(self, chosen: Collection[int]) -> Search:
         """The same on some of the devices."""
-        return attrs.evolve(self, classes=among(self.classes, chosen))
+        return attrs.evolve(self, classes=device_classes(self.tables, self.units, chosen))
 
     def measure(self, below: float) -> Measure:
         """Weights of the units and rooms of the devices under a threshold: prices, or bytes when there is none."""
@@ -279,12 +279,22 @@ class Search:
         """The same with an order of the devices, if that is needed to keep the number of states small."""
         if States.count(self.classes) <= FEW_STATES:
             return self
-        order = np.arange(self.units.size)
-        coarse = self.contracted(order, stops_of(order, self.prices.weight, BEAM_STOPS, 1))
+        coarse = self._coarse
         found = Beam.of(coarse.units, coarse.classes, self.credit).best_order(bound, coarse.measure)
         given = sorted(self.devices)
         devices = tuple(given) if found is None else (*found, *(device for device in given if device not in found))
         return attrs.evolve(self, order=devices)
+
+    def fewest_devices(self, least: int, most: int) -> list[int] | None:
+        """As few devices as a beam search finds, in an order in which they have room for everything."""
+        coarse = self._coarse
+        return Beam.of(coarse.units, coarse.classes, self.credit).fewest(least, most, coarse.measure(math.inf))
+
+    @property
+    def _coarse(self) -> Search:
+        """The same with units that follow each other joined, so that few are left."""
+        order = np.arange(self.units.size)
+        return self.contracted(order, stops_of(order, self.prices.weight, BEAM_STOPS, 1))
 
     @property
     def credit(self) -> tuple[float, ...] | None:

@@ -391,21 +391,26 @@ def _fewest(search: Search) -> tuple[Answer, float]:
 
 
 def _on_fewer(search: Search, best: Answer | None, least: int) -> Answer | None:
-    """A pipeline on some of the largest sets of fewer devices, where all sets are too many to ask for at once."""
-    most = len(search.tables.memory) + 1 if best is None else int(best.rank[0])
-    for count in range(least, most if search.has_many_states else 0):
-        sets = distinct_sets(search.tables, search.units, count)
-        found = [_soon(search.on(chosen).ordered(0.0)) for chosen in itertools.islice(sets, SETS)]
-        if answers := [answer for answer in found if answer is not None]:
-            return min(answers, key=Answer.by_rank)
-    return best
+    """A pipeline on fewer devices, or on as many, where all sets of devices are too many to ask for at once.
+
+    A beam search says how few there may be; the largest sets of so many are tried, too, for a smaller load.
+    """
+    most = len(search.tables.memory) if best is None else int(best.rank[0])
+    devices = search.fewest_devices(least, most) if search.has_many_states else None
+    if devices is None:
+        return best
+    sets = itertools.islice(distinct_sets(search.tables, search.units, len(devices)), SETS)
+    given = [attrs.evolve(search.on(devices), order=tuple(devices)), *(search.on(each).ordered(0.0) for each in sets)]
+    answers = [answer for answer in (best, *map(_soon, given)) if answer is not None]
+    return min(answers, key=Answer.by_rank, default=None)
 
 
 def _soon(search: Search) -> Answer | None:
     """The best over prefixes of a few linear orders."""
     if is_long(search.units):
         return _long_answer(search, 0.0)
-    return next(_answers(search, prefixes(_many_orders(search)[:FEWEST]), 0.0, LEAST_AT_ONCE), None)
+    orders = [list(range(search.units.size)), *_many_orders(search)[:FEWEST]]
+    return next(_answers(search, prefixes(orders), 0.0, LEAST_AT_ONCE), None)
 
 
 def fewest_by_memory(units: Units, memory: Floats) -> int:

@@ -15,7 +15,7 @@ from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import lac
 from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import nearest_pipeline
 from fxpasses.partitioners.solvers.free.searching import FreeAnswer, FreeSearch
 from fxpasses.partitioners.solvers.problem import PlacementProblem
-from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, Extra, program_size, some_assignment
+from fxpasses.partitioners.solvers.proofs.assigning import ROUNDING, WIDER, Extra, program_size, some_assignment
 from fxpasses.partitioners.solvers.proofs.bounds import Prices, load_bound, prices_of
 from fxpasses.partitioners.solvers.proofs.choosing import distinct_sets
 from fxpasses.partitioners.solvers.proofs.covering import covering_bound
@@ -36,6 +36,8 @@ SMALL = 2000
 """Variables up to which a packing program is asked."""
 SUBSETS = 300
 """Sets of devices of one size that are looked at; all there are of eight that differ, or of many in few classes."""
+WHOLE = 1e-3
+"""Bytes that a proof of missing ones may lack of the next whole one at most."""
 LEAST_SHARE = 1 / 16
 """Of the seconds of integer programs, what each of many sets gets: they say what fits at all."""
 
@@ -184,8 +186,10 @@ def refuse(
     if proof.home is None:
         return _not_found(problem, tables, asked=True)
     missing, where = lacking(problem, tables, proof.home[units.unit_of])
-    is_proven = proof.bound > missing * (1 - 1e3 * ROUNDING)
-    while missing > 0 and program_size(model) <= SMALL:  # the program above does not know that bytes are whole
+    off = max(WHOLE, WIDER * float(model.kept.sum()))  # what a program may be off, in bytes, which are whole
+    is_exact = off < 0.5 and proof.bound > missing - 1 + off
+    is_proven = is_exact or proof.bound > missing * (1 - 1e3 * ROUNDING)
+    while missing > 0 and not is_exact and program_size(model) <= SMALL:
         roomy = attrs.evolve(model, memory=model.memory + (missing - 1))
         proof = some_assignment(roomy, seconds=problem.program_seconds, extra=extra)
         if proof.home is None:

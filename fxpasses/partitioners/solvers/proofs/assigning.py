@@ -38,8 +38,9 @@ WIDER = 1e-8
 """The share of a budget by which rows of bytes are wider: where a budget is filled exactly, HiGHS 1.15 lost the answer
 when it presolved. Sets of units that fit only so are forbidden one by one, where they are found."""
 
-TIMES = 100
-"""How often a program is asked at most after sets that do not fit, in the seconds that are left."""
+TIMES, FEW = 100, 10
+"""How often a program is asked at most after sets that do not fit, in the seconds that are left; and one that only asks
+whether anything fits."""
 
 FAR = 1e3
 """Times that what a program is asked to be below may be more than what it finds; beyond, its digits say nothing."""
@@ -88,15 +89,20 @@ def some_assignment(model: LoadModel, *, seconds: float, extra: Extra = None) ->
     """One that keeps every budget, to the byte; a bound of ``inf`` says that there is none."""
     program, runs = add_assignments(model, extra=extra)
     add_budgets(program, model, runs)
-    return _within_budgets(program, model, runs, (0.0, runs[:1]), seconds)
+    return _within_budgets(program, model, runs, (0.0, runs[:1]), seconds, FEW)
 
 
 def _within_budgets(
-    program: Program, model: LoadModel, runs: Ints, costs: tuple[ArrayLike, Ints], seconds: float
+    program: Program,
+    model: LoadModel,
+    runs: Ints,
+    costs: tuple[ArrayLike, Ints],
+    seconds: float,
+    times: int = TIMES,
 ) -> Proof:
     """The best assignment that keeps budgets to the byte: sets of units that only fit wider ones are forbidden."""
     best, bound = None, -math.inf
-    for _ in range(TIMES):
+    for _ in range(times):
         answer = program.minimize(costs, seconds=seconds)
         best = None if answer.x is None else np.argmax(answer.x[runs], axis=1)
         bound = max(bound, answer.bound)  # in the end nothing may be known
@@ -145,6 +151,12 @@ def unit_bytes(model: LoadModel) -> float:
     return float(max(largest))
 
 
+def _common_bytes(model: LoadModel) -> float:
+    """The largest number of bytes of which all that units add are multiples: pages, or elements of a type."""
+    added = np.concatenate([model.kept, model.shared, model.live]).astype(np.int64)
+    return float(max(1, np.gcd.reduce(added, initial=0)))
+
+
 def add_budgets(
     program: Program,
     model: LoadModel,
@@ -176,7 +188,9 @@ def add_budgets(
         terms.append((1.0, _peaks(program, model, runs[:, limited], many, unit)))
     extras = [extra for extra in (more, top) if extra is not None]
     terms += [(factor, np.broadcast_to(variable, len(limited))) for factor, variable in extras]
-    right = np.zeros(len(limited)) if top else model.memory[limited] / unit * (1 + WIDER)
+    common = _common_bytes(model)
+    room: Floats = np.floor(model.memory[limited] / common) * common  # no sum is between these
+    right = np.zeros(len(limited)) if top else room / unit * (1 + WIDER)
     program.at_most(right, *terms)
 
 

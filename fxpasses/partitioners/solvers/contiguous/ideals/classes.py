@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,27 +13,32 @@ from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats
 
-__all__ = ["Sending", "among", "device_classes", "optimistic"]
+__all__ = ["Sending", "device_classes", "optimistic"]
 
 FEW_STATES = 200
 
 
-def device_classes(tables: CostTables, units: Units) -> tuple[DeviceClass, ...]:
-    """Group devices that are alike, links at their best. Time O(units × devices + values × kinds of links)."""
+def device_classes(tables: CostTables, units: Units, chosen: Collection[int] | None = None) -> tuple[DeviceClass, ...]:
+    """Group devices that are alike, all or some, links between these at their best.
+
+    Time O(units × devices + values × kinds of links).
+    """
+    devices = range(len(tables.memory)) if chosen is None else sorted(chosen)
     sending = Sending(tables, units, {})
     groups: dict[tuple[object, ...], DeviceClass] = {}
     first, kinds = equal_columns(units.seconds)
     columns = [_weight_of(units.seconds[:, device]) for device in first.tolist()]
-    for device, kind in enumerate(kinds.tolist()):
-        others = [other for other in range(len(tables.memory)) if other != device]
+    for device in devices:
+        kind = int(kinds[device])
+        others = [other for other in devices if other != device]
         leaving = sending.best([(device, other) for other in others])
         entering = sending.best([(other, device) for other in others])
         weight, banned = columns[kind]
         memory = float(tables.memory[device])
         key = (kind, memory, id(leaving), id(entering))
         known = groups.get(key)
-        devices = (device,) if known is None else (*known.devices, device)
-        groups[key] = DeviceClass(devices, weight, banned, memory, leaving, entering)
+        alike = (device,) if known is None else (*known.devices, device)
+        groups[key] = DeviceClass(alike, weight, banned, memory, leaving, entering)
     return tuple(groups.values())
 
 
@@ -42,14 +46,6 @@ def _weight_of(seconds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """The seconds of units on a device, 0 where it cannot run them; and which these are."""
     banned = ~np.isfinite(seconds)
     return np.where(banned, 0.0, seconds), banned
-
-
-def among(classes: tuple[DeviceClass, ...], chosen: Collection[int]) -> tuple[DeviceClass, ...]:
-    """The classes of some devices."""
-    found = (
-        attrs.evolve(group, devices=tuple(device for device in group.devices if device in chosen)) for group in classes
-    )
-    return tuple(group for group in found if group.devices)
 
 
 def optimistic(classes: tuple[DeviceClass, ...]) -> tuple[DeviceClass, ...]:

@@ -25,6 +25,7 @@ __all__ = ["Beam"]
 WIDTH = 100_000
 """States that are kept for each number of devices, times the number of classes."""
 HALVINGS = 10
+SLACK = 1e-9
 
 
 @attrs.frozen(eq=False)
@@ -55,7 +56,7 @@ class Beam:
             measure: For a threshold the weights and rooms that tell how far a set of devices should get.
         """
         share, found = 0.01, None
-        while found is None and share < 1e3:
+        while found is None and 0 < bound and share < 1e3:
             share *= 2
             found = self._order(bound * (1 + share), measure(bound * (1 + share)))
         if found is None:
@@ -67,10 +68,19 @@ class Beam:
             low, high, found = (middle, high, found) if better is None else (low, middle, better)
         return found
 
-    def _order(self, below: float, measure: Measure) -> list[int] | None:
-        """Devices in an order in which they can run everything under a threshold, if the beam finds one."""
+    def fewest(self, least: int, most: int, measure: Measure) -> list[int] | None:
+        """As few devices as the beam finds, from so many to so many, in an order in which they can run everything."""
+        orders = (self._order(np.inf, measure, count) for count in range(least, most + 1))
+        return next((order for order in orders if order is not None), None)
+
+    def _order(self, below: float, measure: Measure, most: int | None = None) -> list[int] | None:
+        """Devices in an order in which they can run everything under a threshold, if the beam finds one.
+
+        With ``most`` there are so many at most, and only those are kept to which as many more as then are left can add
+        what is missing.
+        """
         count = len(self.loads[0])
-        fine = np.stack([load <= below for load in self.loads])
+        fine = np.stack([(load <= below) & (load < np.inf) for load in self.loads])
         reach = np.where(fine.any(axis=2), count - 1 - fine[:, :, ::-1].argmax(axis=2), np.arange(count))
         position = np.append(0.0, np.cumsum(measure.weight))
         room = np.where(np.isfinite(measure.room), measure.room, 0.0)
@@ -82,7 +92,7 @@ class Beam:
             np.zeros(1, dtype=np.int64),
         )
         history: list[tuple[Ints, Ints]] = []
-        for _step in range(int(sizes.sum())):
+        for step in range(int(sizes.sum()) if most is None else most):
             source, kind = np.nonzero(used < sizes)
             there = reach[kind, at[source]]
             own = code[source] + codes[kind]
@@ -92,6 +102,13 @@ class Beam:
             after = used[source].copy()
             after[np.arange(len(source)), kind] += 1
             worth = position[there] - after @ room
+            if most is not None:
+                more = _largest(sizes - after, room, most - step - 1)
+                fits = position[there] + more >= position[-1] * (1 - SLACK)
+                source, kind, there, after = source[fits], kind[fits], there[fits], after[fits]
+                worth, order = worth[fits], order[fits]
+            if not len(worth):
+                return None
             best = np.argsort(-worth, kind="stable")[: max(64, WIDTH // len(sizes) // 16)]
             history.append((source[best], kind[best]))
             used, at, code = after[best], there[best], own[order][best]
@@ -107,3 +124,11 @@ class Beam:
             state = int(source[state])
         waiting = [list(group.devices) for group in self.classes]
         return [waiting[kind].pop(0) for kind in reversed(kinds)]
+
+
+def _largest(left: Ints, room: Floats, count: int) -> Floats:
+    """How much so many of the devices that are left, of each class so many, have room for at most, ``(n,)``."""
+    order = np.argsort(-room, kind="stable")
+    taken = np.minimum(np.cumsum(left[:, order], axis=1), count)
+    more: Floats = np.diff(taken, axis=1, prepend=0) @ room[order]
+    return more
