@@ -69,12 +69,16 @@ def with_autocast_types(program: ExportedProgram) -> ExportedProgram:
 
     By bytecode (``strict=True``) torch 2.13 records values as if there were no autocast. Where types are converted it
     asserts those, and takes a conversion that is needed for one that is not: what is captured then is another model.
+    Programs with ``torch.vmap`` stay as they are.
 
     Raises:
         CaptureError: an assertion of the program does not hold.
     """
-    graph_modules = nested_graph_modules(program.graph_module)
-    if any(module.graph.find_nodes(op="call_function", target=wrap_with_autocast) for module in graph_modules):
+    graph_modules = list(nested_graph_modules(program.graph_module))
+    has_autocast = any(
+        module.graph.find_nodes(op="call_function", target=wrap_with_autocast) for module in graph_modules
+    )
+    if has_autocast and not any(map(_opens_levels, graph_modules)):
         try:
             refresh_values(program.graph.nodes)
         except FakeValueError as error:
@@ -86,6 +90,12 @@ def with_autocast_types(program: ExportedProgram) -> ExportedProgram:
                 node=error.node,
             ) from error
     return program
+
+
+def _opens_levels(graph_module: GraphModule) -> bool:
+    """Whether it runs something inside of ``torch.vmap`` or of a derivative, which cannot run by itself."""
+    targets = (getattr(node.target, "__name__", "") for node in graph_module.graph.nodes)
+    return any(name.endswith("_increment_nesting") for name in targets)
 
 
 def with_keywords_given(program: ExportedProgram) -> ExportedProgram:

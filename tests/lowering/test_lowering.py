@@ -544,6 +544,34 @@ def test_measuring_what_is_inside_of_vmap_opens_no_level() -> None:
     torch.testing.assert_close(lowered(x), model(x))
 
 
+class RowsUnderAutocast(nn.Module):
+    """Rows inside of autocast, or autocast inside of each row."""
+
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__()
+        self.inside, self.weight = inside, nn.Parameter(torch.randn(8, 8))
+
+    def cast(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inside:
+            return torch.vmap(self.cast)(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.vmap(lambda row: row @ self.weight)(x)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_rows_may_be_cast(inside: bool) -> None:
+    """They were refused as captured with strict=True."""
+    model, x = RowsUnderAutocast(inside=inside), torch.randn(4, 3, 8)
+
+    lowered = lower(model, (x,), devices=[Device("only")])
+
+    assert torch.equal(lowered(x), model(x))
+
+
 def test_a_capture_that_fails_inside_of_vmap_leaves_no_level_open() -> None:
     """torch refused each backward() from then on."""
     with pytest.raises(CaptureError):

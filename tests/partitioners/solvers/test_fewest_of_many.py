@@ -8,6 +8,7 @@ import networkx as nx
 import pytest
 
 from fxpasses.devices import Device
+from fxpasses.errors import InfeasibleError
 from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.contiguous.ideals.classes import device_classes
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
@@ -50,6 +51,38 @@ def test_no_more_devices_are_used_than_have_room(nodes: int, count: int, share: 
     found = solve_placement(PlacementProblem(graph, devices(count, graph, share), (), "devices"))
 
     assert found.bound == found.objective_value
+
+
+def test_devices_that_cannot_run_everything_are_no_hindrance() -> None:
+    """The largest sets of devices differ in their smallest only; 23 were used here."""
+    draw, graph = random.Random(0), chain(80)
+    names = [f"d{place}" for place in range(32)]
+    speeds = [draw.choice([1, 2, 3]) for _ in names]
+    for _node, facts in graph.nodes(data=True):
+        able = set(names) - set(draw.sample(names, 8) if draw.random() < 0.15 else ())
+        facts["seconds"] = {name: speed for name, speed in zip(names, speeds, strict=True) if name in able}
+        facts["kept_bytes"] = draw.randint(1, 20)
+    total = sum(size for _node, size in graph.nodes(data="kept_bytes"))
+    given = [Device(name, 3 * total // (32 if speed == 1 else 64)) for name, speed in zip(names, speeds, strict=True)]
+
+    found = solve_placement(PlacementProblem(graph, given, (), "devices"))
+
+    assert found.objective_value <= found.bound + 1
+
+
+def test_bytes_in_pages_are_counted_in_pages() -> None:
+    """On four devices of 119.9 pages each; it took a minute or more to say that 477 pages find no room."""
+    page, draw, graph = 2**26, random.Random(3), nx.path_graph(40, create_using=nx.DiGraph)
+    sizes = [draw.randint(1, 20) for _ in graph]
+    sizes[0] += 477 - sum(sizes)
+    for node, size in enumerate(sizes):
+        graph.nodes[node].update(seconds=1.0, kept_bytes=size * page)
+    given = [Device(f"d{place}", int(119.9 * page)) for place in range(4)]
+
+    with pytest.raises(InfeasibleError) as caught:
+        solve_placement(PlacementProblem(graph, given, (), "devices", contiguity="free"))
+
+    assert 120 * page - int(119.9 * page) == caught.value.missing_bytes
 
 
 @pytest.mark.parametrize("most", [None, 1, 2, 3])
