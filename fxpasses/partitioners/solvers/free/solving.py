@@ -38,6 +38,9 @@ SUBSETS = 300
 """Sets of devices of one size that are looked at; all there are of eight that differ, or of many in few classes."""
 WHOLE = 1e-3
 """Bytes that a proof of missing ones may lack of the next whole one at most."""
+MANY_DEVICES, MANY_SETS = 16, 16
+"""Devices from which on a pipeline is looked for first, and how many sets are looked at for less than it takes: half as
+many for each further device."""
 LEAST_SHARE = 1 / 16
 """Of the seconds of integer programs, what each of many sets gets: they say what fits at all."""
 
@@ -110,12 +113,20 @@ def _fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
         proof = packing.fewest_devices()
         if math.isfinite(proof.bound):
             bound = max(bound, int(proof.bound))
-    for count in range(bound, model.devices + 1):
-        found = _on_so_many(problem, tables, units, model, count)
+    known = next(_pipeline(problem, tables, units), None) if model.devices > MANY_DEVICES else None
+    most = model.devices if known is None else len(np.unique(known)) - 1
+    for asked, count in enumerate(range(bound, most + 1)):
+        subsets = SUBSETS if known is None else MANY_SETS // 2**asked
+        found = _on_so_many(problem, tables, units, model, count, subsets)
         if found.home is not None:
             return found.home, float(bound)
         bound = count + 1 if found.is_refuted and bound == count else bound
-    raise refuse(problem, tables, units, model)
+    if known is None:
+        raise refuse(problem, tables, units, model)
+    chosen = tuple(np.unique(known).tolist())
+    least = load_bound(*_restricted(units, tables, chosen), "throughput")
+    better = _search(problem, model, chosen, least, 1 / 2).run([known]).home
+    return known if better is None else better, float(bound)
 
 
 @attrs.frozen(eq=False)
@@ -126,12 +137,14 @@ class _Found:
     is_refuted: bool
 
 
-def _on_so_many(problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, count: int) -> _Found:
+def _on_so_many(
+    problem: PlacementProblem, tables: CostTables, units: Units, model: LoadModel, count: int, subsets: int
+) -> _Found:
     """Try the sets of so many devices that can hold everything; first those on which the load can be the smallest."""
-    sets = list(itertools.islice(distinct_sets(tables, units, count), SUBSETS + 1))
-    few = [chosen for chosen in sets[:SUBSETS] if _has_room(model, chosen)]
+    sets = list(itertools.islice(distinct_sets(tables, units, count), subsets + 1))
+    few = [chosen for chosen in sets[:subsets] if _has_room(model, chosen)]
     bounds = {chosen: load_bound(*_restricted(units, tables, chosen), "throughput") for chosen in few}
-    best, refuted = FreeAnswer(None, math.inf, math.inf), len(sets) <= SUBSETS
+    best, refuted = FreeAnswer(None, math.inf, math.inf), len(sets) <= subsets
     share = 1 / (2 * max(1, len(few)))
     for chosen in sorted(few, key=lambda each: (bounds[each], each)):
         if bounds[chosen] >= best.value:
