@@ -188,7 +188,7 @@ def add_budgets(
         terms.append((1.0, _peaks(program, model, runs[:, limited], many, unit)))
     extras = [extra for extra in (more, top) if extra is not None]
     terms += [(factor, np.broadcast_to(variable, len(limited))) for factor, variable in extras]
-    common = _common_bytes(model)
+    common = 1.0 if more else _common_bytes(model)
     room: Floats = np.floor(model.memory[limited] / common) * common  # no sum is between these
     right = np.zeros(len(limited)) if top else room / unit * (1 + WIDER)
     program.at_most(right, *terms)
