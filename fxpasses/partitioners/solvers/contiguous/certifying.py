@@ -47,8 +47,8 @@ ATTEMPTS = ((0.0, 0.06), (0.1, 1.0))
 """Parts of the time left for the ideals near the cuts of an answer, and then for all; what is easy stays quick."""
 AT_FIRST, AGAIN = STEPS_A_SECOND, 5 * STEPS_A_SECOND
 """The most steps of the first attempts to refine; there is one where steps are few."""
-LITTLE = 1.5 * STEPS_A_SECOND
-"""Steps within which problems with many states are refined once, with all of them, or not proven."""
+LITTLE, ALONE = 1.5 * STEPS_A_SECOND, 0.7
+"""Steps within which problems with many states are refined once, with so many of them, or not proven."""
 MUCH = 4 * STEPS_A_SECOND
 """Steps from which on there is more than one attempt."""
 RECOMBINING = 0.2
@@ -214,7 +214,8 @@ def _work_on(gap: _Gap, budget: tuple[float, int]) -> None:
     """
     (steps, limit), search, begun = budget, gap.search, gap.search.account.spent
     goal, is_alone = gap.goal, search.has_many_states
-    gap.refine(goal, steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST), limit, lowers=True)
+    first = ALONE * steps if is_alone and steps < LITTLE else min(QUICK * steps, AT_FIRST)
+    gap.refine(goal, first, limit, lowers=True)
     if gap.recombining.is_idle and steps < LITTLE:
         return
     if gap.is_wide:
