@@ -41,6 +41,7 @@ def _above(path: str) -> list[str]:
 
 
 def _as_they_come(orders: list[list[str]]) -> dict[str, int]:
+    """The place of each module where one order follows the other."""
     return {path: place for place, path in enumerate(dict.fromkeys(itertools.chain(*orders)))}
 
 

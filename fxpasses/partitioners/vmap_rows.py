@@ -45,14 +45,16 @@ def _note_in(
     regions: dict[Graph, tuple[Sequence[Any], _Open]],
 ) -> None:
     """Note the rows of values in one graph, and what goes into the regions that it runs."""
+    has_rows = bool(opened)
     for node in inner.graph.nodes:
         name = getattr(node.target, "__name__", "")
+        has_rows = has_rows or bool(opened) or name == _ENTERS  # what opened the level may be in another graph
         if name.endswith("_increment_nesting"):
             opened[len(opened) + 1] = (node.args[0], node.args[1]) if name.startswith("_vmap") else (1, "")
-        elif name.endswith("_decrement_nesting"):
+        elif name.endswith("_decrement_nesting") and opened:
             opened.popitem()
         operand = next(operands, None) if node.op == "placeholder" else None
-        rows = _ROWS.get(operand, {}) if isinstance(operand, Node) else _levels(node, name, opened) if opened else {}
+        rows = _ROWS.get(operand, {}) if isinstance(operand, Node) else _levels(node, name, opened) if has_rows else {}
         if rows:
             _ROWS[node] = rows
         elif _ROWS:

@@ -14,6 +14,7 @@ from fxpasses import Device, PassManager, PlacementError, Training, lower
 from fxpasses.partitioners import COST, SECONDS, NodeCost
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.symbol_bounds import Sizes
+from fxpasses.partitioners.vmap_rows import note_rows, rows_of
 from fxpasses.passes import MeasureCosts, ProfileCosts
 
 
@@ -125,3 +126,19 @@ def test_a_plan_for_training_leaves_no_level_open() -> None:
         trace_backward(module)  # type: ignore[arg-type]
 
     assert 0 == torch._C._functorch.get_dynamic_layer_stack_depth()
+
+
+def test_rows_are_known_where_what_opens_the_level_is_in_another_graph() -> None:
+    """A graph that was cut begins inside of a level, and closes it."""
+    module = export(Products(), (torch.randn(5, 3, 8),)).module(check_guards=False)
+    for node in reversed(list(module.graph.nodes)):  # type: ignore[union-attr, arg-type]  # a graph module
+        if "increment_nesting" in node.name:
+            module.graph.erase_node(node)  # type: ignore[union-attr, operator]
+
+    note_rows(module)  # type: ignore[arg-type]
+
+    assert {"_add_batch_dim": 5, "matmul": 5} == {
+        node.name: rows_of(node)
+        for node in module.graph.nodes
+        if rows_of(node) > 1  # type: ignore[union-attr]
+    }

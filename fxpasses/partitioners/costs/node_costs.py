@@ -178,7 +178,7 @@ def _switches_process(node: Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return False
     effects = _effects_of(node)
-    return effects.region is not None or effects.world
+    return effects.region is not None or (effects.world and effects.random)
 
 
 def _hands_back(node: Node) -> bool:

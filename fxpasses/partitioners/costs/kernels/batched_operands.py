@@ -32,8 +32,8 @@ def with_rows(operands: Sequence[Any], rows: Sequence[Rows], own: Rows) -> Itera
             predispatch._vmap_increment_nesting(size, "different")
             opened += 1
             operands = [
-                predispatch._add_batch_dim(each, 0, opened) if level in dict(own) else each
-                for each, own in zip(operands, rows, strict=True)
+                predispatch._add_batch_dim(operand, 0, opened) if level in dict(levels) else operand
+                for operand, levels in zip(operands, rows, strict=True)
             ]
         yield operands
     finally:

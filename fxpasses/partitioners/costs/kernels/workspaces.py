@@ -167,8 +167,8 @@ def _made_anew(body: GraphModule) -> Iterator[tuple[int, int, int]]:
     sizes = _sizes(body, homes)
     results = [leaf for leaf in pytree.tree_leaves(body.graph.output_node().args) if isinstance(leaf, Node)]
     for slot, result in enumerate(result for result in results if tensors_in(value_of(result))):
-        if given.isdisjoint(homes[result]):
-            (home, *_) = homes[result]
+        if homes[result] and given.isdisjoint(homes[result]):
+            home = homes[result][0]
             yield slot, home, sizes.get(home, 0)
 
 

@@ -117,6 +117,8 @@ def _fewest(problem: PlacementProblem, tables: CostTables, units: Units) -> tupl
     most = model.devices if known is None else len(np.unique(known)) - 1
     for asked, count in enumerate(range(bound, most + 1)):
         subsets = SUBSETS if known is None else MANY_SETS // 2**asked
+        if not subsets:
+            break
         found = _on_so_many(problem, tables, units, model, count, subsets)
         if found.home is not None:
             return found.home, float(bound)
@@ -199,7 +201,8 @@ def refuse(
     if proof.home is None:
         return _not_found(problem, tables, asked=True)
     missing, where = lacking(problem, tables, proof.home[units.unit_of])
-    off = max(WHOLE, WIDER * float(model.kept.sum()))  # what a program may be off, in bytes, which are whole
+    total = float(model.kept.sum() + model.shared.sum() + model.live.sum())
+    off = max(WHOLE, WIDER * total)  # what a program may be off, in bytes, which are whole
     is_exact = off < 0.5 and proof.bound > missing - 1 + off
     is_proven = is_exact or proof.bound > missing * (1 - 1e3 * ROUNDING)
     while missing > 0 and not is_exact and program_size(model) <= SMALL:
