@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
+from fxpasses.collecting import collection_paused
 from fxpasses.journal.changes import ChangeParts, Changes
 from fxpasses.journal.graph_state import GraphState, compare_graphs
 from fxpasses.journal.module_state import ModuleTree
@@ -18,18 +17,6 @@ from fxpasses.journal.program_state import ProgramState
 __all__ = [
     "Snapshot",
 ]
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Everything allocated inside is kept, so the garbage collector would walk the heap again and again for nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _graphs_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Graph]]:
@@ -71,7 +58,7 @@ class Snapshot:
 
         Costs one to four microseconds a node, depending on its metadata; no tensor is copied.
         """
-        with _collector_paused():
+        with collection_paused():
             return cls(root)
 
     @property

@@ -10,12 +10,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxpasses.collecting import collection_paused
 from fxpasses.dependencies import Dependencies
 from fxpasses.editing.attributes import find_attribute, install_attribute
 from fxpasses.effects import is_impure
 from fxpasses.metadata import merge_provenance, value_of
 from fxpasses.outlining.boundaries import Leaf, Value, put_together, value_in
-from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
 from fxpasses.outlining.part_names import unique_name
@@ -74,7 +75,7 @@ def outline(
         CycleError: Groups wait for each other; ``path`` shows why.
         GraphError: A node asks for an attribute that does not exist.
     """
-    with without_collections():
+    with collection_paused():
         plan = make_plan(graph_module, parts, constants=constants, dependencies=dependencies)
         used = set(dir(graph_module))  # children, parameters and buffers, and what every module has
         for part in plan.parts:

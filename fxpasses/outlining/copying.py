@@ -7,7 +7,8 @@ import copy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.collecting import collection_paused
+from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.outlining.lazy_modules import lazy_graph_module
 
 __all__ = ["copy_graph_module"]
@@ -46,7 +47,7 @@ def _copy_graph(source: Graph) -> tuple[Graph, dict[Node, Node]]:
     writer = GraphWriter()
     writer.graph._tracer_cls = source._tracer_cls
     nodes: dict[Node, Node] = {}
-    with without_collections():
+    with collection_paused():
         for node in source.nodes:
             nodes[node] = writer.copy(node, nodes)
     writer.graph._codegen = copy.copy(source._codegen)

@@ -5,30 +5,13 @@ Used where whole graphs are copied piece by piece: splitting, fusing, merging.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-__all__ = ["GraphWriter", "without_collections"]
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Keep the garbage collector from walking a growing graph again and again, which doubles the time to write it.
-
-    Nothing that is made inside is garbage; reference counting goes on as ever.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+__all__ = ["GraphWriter"]
 
 
 class GraphWriter:

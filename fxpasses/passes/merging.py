@@ -10,11 +10,12 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpasses.collecting import collection_paused
 from fxpasses.editing.attributes import Attribute, find_attribute, install_attribute, state_of
 from fxpasses.errors import SplitError
 from fxpasses.metadata import value_of
 from fxpasses.outlining import PICKED
-from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.regions import REENTERED, Regions, RegionWriter, is_marker
 from fxpasses.passes.splitting import SPLIT_NAMES, Split, carry_over
@@ -45,7 +46,7 @@ def merge(split: Split | GraphModule) -> GraphModule:
     """
     module = split.graph_module if isinstance(split, Split) else split
     record = _record_of(split)
-    with without_collections():
+    with collection_paused():
         calls = _Calls(module, frozenset(record.part_names))
         restored = _in_source_order(calls.items, record)
         merged = _write(calls, restored, record) if restored is not None else None

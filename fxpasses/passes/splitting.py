@@ -17,12 +17,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from fxpasses.collecting import collection_paused
 from fxpasses.editing.attributes import find_attribute, install_attribute, state_of
 from fxpasses.errors import CycleError, PartitionError, SplitError, also_as, came_from
 from fxpasses.outlining import add_provenance, build_parts, call_meta, copy_node, output_meta, pick_leaves
 from fxpasses.outlining.boundaries import put_together
 from fxpasses.outlining.building import remake
-from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.outlining.lazy_modules import LazyGraphModule, lazy_graph_module
 from fxpasses.outlining.outline_plan import Constants, Part, Plan, make_plan
 from fxpasses.outlining.part_names import PartNames, identifier, numbered_names, plain, unique_name, wished_names
@@ -145,7 +146,7 @@ def split(
     _check_source(graph_module)
     if isinstance(assignment, Assignment):
         graph_module, assignment = with_replicas(graph_module, assignment)
-    with without_collections():
+    with collection_paused():
         if isinstance(assignment, Assignment):
             groups: Mapping[Hashable, list[Node]] = assignment.partitions
             view = assignment._dependencies
@@ -467,7 +468,7 @@ def split_module(
     """
     m, asked = _source_of(m)
     prefix = f"submod_{partition_affix}_" if partition_affix is not None else "submod_"
-    with without_collections():
+    with collection_paused():
         groups = _groups_by(split_callback, asked)
         wished = numbered_names(groups, prefix)
         pairs = [(wished[partition], nodes) for partition, nodes in groups.items()]

@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.utils import _pytree as pytree
 
+from fxpasses.collecting import collection_paused
 from fxpasses.errors import InputError, SplitError, also_as
-from fxpasses.outlining.graph_writing import without_collections
 from fxpasses.passes.hierarchies import Unflattener
 from fxpasses.passes.interpreter_modules import (
     FlatArgsAdapter,
@@ -68,7 +68,7 @@ class UnflattenedModule(InterpreterModule):
         _check_program(export_module)
         _check_adapter(flat_args_adapter)
         program = export_module if keep_partitions else _without_partitions(export_module)
-        with without_collections():
+        with collection_paused():
             Unflattener(program, clone).build(self)
         self.graph_signature = program.graph_signature
         self.range_constraints = program.range_constraints

@@ -10,11 +10,12 @@ from shapes import SHAPES, assert_same_behaviour, behaviour, behaviour_of_source
 from torch import nn
 from torch.fx import Graph, symbolic_trace
 
+from fxpasses.collecting import collection_paused
 from fxpasses.editing.attributes import find_attribute, install_attribute, state_of
 from fxpasses.errors import GraphError, PartitionError, SplitError
 from fxpasses.outlining import outline
 from fxpasses.outlining.boundaries import Leaf, adopt_getitems, elements_of, put_together
-from fxpasses.outlining.graph_writing import GraphWriter, without_collections
+from fxpasses.outlining.graph_writing import GraphWriter
 from fxpasses.outlining.lazy_modules import lazy_graph_module
 from fxpasses.outlining.regions import Regions
 
@@ -206,10 +207,10 @@ def test_collections_are_put_off_and_taken_up_again():
     """Also when the body raises, and not if they were off before."""
     import gc
 
-    with without_collections():
+    with collection_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), without_collections():
+    with pytest.raises(ZeroDivisionError), collection_paused():
         raise ZeroDivisionError
     assert gc.isenabled()
 

@@ -33,7 +33,6 @@ __all__ = [
     "Call",
     "Constant",
     "Either",
-    "Goal",
     "Input",
     "Items",
     "Literal",
@@ -47,13 +46,12 @@ __all__ = [
     "Target",
     "Value",
     "Weight",
-    "pair_up",
     "parts",
 ]
 
 Target = Any  # a function, an OpOverload, a method's name, a module's path or a module's type
-Goal = tuple["Pattern", Any]
-Alternative = Sequence[Goal]
+_Goal = tuple["Pattern", Any]
+Alternative = Sequence[_Goal]
 _MATCHED: tuple[Alternative, ...] = ((),)
 _MISMATCH: tuple[Alternative, ...] = ()
 
@@ -365,7 +363,7 @@ class Call(Pattern):
             return f"{value.name}: {view.misaligned(self, value)}"
         names = view.argument_names(self, value)
         for name, (term, given) in zip(names, pairs, strict=True):
-            if not pair_up(term, given, []):
+            if not _pair_up(term, given, []):
                 return f"argument {name} of {value.name} is {show(given)}, the pattern has {show(term)}"
         return f"arguments of {value.name} do not match"
 
@@ -507,15 +505,15 @@ class Items(Pattern):
             if all(repeat.allows(count) for repeat, count in zip(repeats, counts, strict=True)):
                 yield counts
 
-    def _goals(self, value: tuple[Any, ...], counts: tuple[int, ...]) -> list[Goal] | None:
-        goals: list[Goal] = []
+    def _goals(self, value: tuple[Any, ...], counts: tuple[int, ...]) -> list[_Goal] | None:
+        goals: list[_Goal] = []
         position, left = 0, iter(counts)
         for item in self.items:
             if isinstance(item, Repeat):
                 count = next(left)
                 goals.append((item, value[position : position + count]))
                 position += count
-            elif pair_up(item, value[position], goals):
+            elif _pair_up(item, value[position], goals):
                 position += 1
             else:
                 return None
@@ -570,15 +568,15 @@ def _takes_literal_first(node: Node, second: Any) -> bool:
     return getattr(node.target, "__module__", "") == "_operator" and not isinstance(second, Input)
 
 
-def _goals(pairs: Sequence[tuple[Any, Any]]) -> list[Goal] | None:
-    goals: list[Goal] = []
+def _goals(pairs: Sequence[tuple[Any, Any]]) -> list[_Goal] | None:
+    goals: list[_Goal] = []
     for term, value in pairs:
-        if not pair_up(term, value, goals):
+        if not _pair_up(term, value, goals):
             return None
     return goals
 
 
-def pair_up(term: Any, value: Any, goals: list[Goal]) -> bool:
+def _pair_up(term: Any, value: Any, goals: list[_Goal]) -> bool:
     """Compare a term with a value as far as literals go; what patterns must decide is appended to ``goals``."""
     if isinstance(term, Pattern):
         goals.append((term, value))
@@ -586,13 +584,13 @@ def pair_up(term: Any, value: Any, goals: list[Goal]) -> bool:
     if isinstance(term, list | tuple):
         if not isinstance(value, list | tuple) or len(term) != len(value):
             return False
-        return all(pair_up(t, v, goals) for t, v in zip(term, value, strict=True))
+        return all(_pair_up(t, v, goals) for t, v in zip(term, value, strict=True))
     if isinstance(term, dict):
         if not isinstance(value, dict) or term.keys() != value.keys():
             return False
-        return all(pair_up(t, value[key], goals) for key, t in term.items())
+        return all(_pair_up(t, value[key], goals) for key, t in term.items())
     if isinstance(term, slice):
-        return isinstance(value, slice) and pair_up(_bounds(term), _bounds(value), goals)
+        return isinstance(value, slice) and _pair_up(_bounds(term), _bounds(value), goals)
     return not isinstance(value, Node) and same_literal(term, value)
 
 

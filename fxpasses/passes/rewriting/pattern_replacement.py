@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from fxpasses.collecting import collection_paused
 from fxpasses.editing import nested_graph_modules
 from fxpasses.editing.submodules import get_attribute, remove_attribute
 from fxpasses.errors import PatternError, also_as
@@ -27,7 +28,6 @@ from fxpasses.partitioners.matching.compiling import graph_of
 from fxpasses.partitioners.matching.matching import Matcher, checked_filters
 from fxpasses.partitioners.matching.subgraph_matcher import internal_match
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
-from fxpasses.passes.rewriting.collecting import collection_paused
 from fxpasses.passes.rewriting.replacements import MadeByCallback, ReplacementSource, replacement_source
 from fxpasses.passes.rewriting.replacing import Refused, Replacer
 from fxpasses.programs import with_graph_module

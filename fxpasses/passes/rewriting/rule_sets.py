@@ -18,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from fxpasses.collecting import collection_paused
 from fxpasses.editing import nested_graph_modules
 from fxpasses.effects import analyze_effects
 from fxpasses.errors import PatternError, also_as
@@ -30,7 +31,6 @@ from fxpasses.partitioners.matching.matching import Matcher, MatchFilter, checke
 from fxpasses.pass_base import PassBase, PassResult
 from fxpasses.passes.rewriting.actions import Action
 from fxpasses.passes.rewriting.code_on_demand import recompile_on_demand
-from fxpasses.passes.rewriting.collecting import collection_paused
 from fxpasses.passes.rewriting.replacements import BoundReplacement, ReplacementSource, replacement_source
 from fxpasses.passes.rewriting.replacing import Refused, Replacer
 from fxpasses.programs import with_graph_module
