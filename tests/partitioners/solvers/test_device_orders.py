@@ -86,7 +86,7 @@ def test_brute_force_bounds_what_is_found(seed: int) -> None:
 
     homes = annealer.orders(COOLING, np.random.default_rng(seed))
 
-    assert homes or np.isfinite(annealer.model.memory).any()
+    assert homes or np.isfinite(annealer.model.memory).any()  # tight memory may leave annealings nothing
     for home in homes:
         assert annealer.model.figures(home[None]).max() >= best * (1 - 1e-9)
 

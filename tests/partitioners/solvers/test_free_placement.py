@@ -456,18 +456,33 @@ def test_answers_are_the_same_in_every_process() -> None:
     assert answers[0] == answers[1]
 
 
+def few_heavy_nodes(seed: int, count: int, kinds: int, seconds: float) -> PlacementProblem:
+    draw = random.Random(seed)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    speeds = [draw.uniform(0.5, 4) for _ in range(kinds)]
+    for node in range(count):
+        taken = 10 ** draw.uniform(-3, 0)
+        each = {f"d{device}": taken / speed for device, speed in enumerate(speeds)}
+        graph.add_node(node, seconds=each, output_seconds=10 ** draw.uniform(-3, -0.5))
+        graph.add_edges_from((draw.randrange(max(0, node - 12), node), node) for _ in range(2) if node)
+    return PlacementProblem(graph, [Device(f"d{device}") for device in range(kinds)], time_budget=seconds)
+
+
+@pytest.mark.parametrize("seed", [3, 6, 9, 24, 28, 35])
+def test_a_free_placement_is_no_worse_with_time_than_without_nor_than_the_pipeline(seed: int) -> None:
+    """The search began at another pipeline with time than without, and without at less than a pipeline takes then."""
+    pipeline, free, with_time = (
+        solve_placement(attrs.evolve(few_heavy_nodes(seed, 50, 6, seconds), contiguity=contiguity))
+        for contiguity, seconds in (("pipeline", 0.0), ("free", 0.0), ("free", 0.3))
+    )
+
+    assert with_time.objective_value <= free.objective_value <= pipeline.objective_value
+
+
 @pytest.mark.parametrize("seed", [19, 32, 39])
 def test_a_free_placement_is_no_worse_than_the_pipeline_of_the_same_seconds(seed: int) -> None:
     """Few heavy operators on eight unequal devices: there the search for a pipeline finds more in little time."""
-    draw = random.Random(seed)
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    speeds = [draw.uniform(0.5, 4) for _ in range(8)]
-    for node in range(37):
-        seconds = 10 ** draw.uniform(-3, 0)
-        each = {f"d{device}": seconds / speed for device, speed in enumerate(speeds)}
-        graph.add_node(node, seconds=each, output_seconds=10 ** draw.uniform(-3, -0.5))
-        graph.add_edges_from((draw.randrange(max(0, node - 12), node), node) for _ in range(2) if node)
-    problem = PlacementProblem(graph, [Device(f"d{device}") for device in range(8)], time_budget=0.3)
+    problem = few_heavy_nodes(seed, 37, 8, 0.3)
 
     pipeline, free = (solve_placement(attrs.evolve(problem, contiguity=each)) for each in ("pipeline", "free"))
 

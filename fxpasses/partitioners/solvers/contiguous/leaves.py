@@ -27,21 +27,21 @@ def fold_leaves(problem: PlacementProblem, tables: CostTables, units: Units) -> 
     """Apply the rule until it changes nothing. Time O(rounds × (units × devices + uses)); few rounds where large."""
     for _round in range(MAX_ROUNDS if units.size <= LARGE else 1):
         leaf, neighbour = _leaves(units)
-        cheap = _is_quick(problem, tables, units, leaf, neighbour) & _is_light(problem, tables, units, leaf, neighbour)
+        cheap = _is_quick(tables, units, leaf, neighbour) & _is_light(problem, tables, units, leaf, neighbour)
         if not cheap.any():
             break
         units = merge(units, leaf[cheap], neighbour[cheap])
     return units
 
 
-def fold_leaves_without_bytes(problem: PlacementProblem, tables: CostTables, units: Units) -> Units:
+def fold_leaves_without_bytes(tables: CostTables, units: Units) -> Units:
     """The same for leaves of any size, whose bytes no longer count: a problem whose bound holds for the given one.
 
     An answer to the given problem stays one when such a leaf moves beside its neighbour and leaves its bytes behind.
     """
     for _round in range(MAX_ROUNDS):
         leaf, neighbour = _leaves(units)
-        cheap = _is_quick(problem, tables, units, leaf, neighbour)
+        cheap = _is_quick(tables, units, leaf, neighbour)
         if not cheap.any():
             break
         units = merge(_without_bytes(units, leaf[cheap]), leaf[cheap], neighbour[cheap])
@@ -69,9 +69,7 @@ def _leaves(units: Units) -> tuple[Ints, Ints]:
     return leaf, near[leaf]
 
 
-def _is_quick(
-    problem: PlacementProblem, tables: CostTables, units: Units, leaf: Ints, neighbour: Ints
-) -> NDArray[np.bool_]:
+def _is_quick(tables: CostTables, units: Units, leaf: Ints, neighbour: Ints) -> NDArray[np.bool_]:
     """Whether a leaf takes no longer beside its neighbour than what is saved there."""
     allowed = np.isfinite(units.seconds[neighbour])
     saved = _saved(tables, units, leaf)

@@ -330,7 +330,7 @@ def _light_answer(search: Search, bound: float, goal: float) -> tuple[Answer | N
     is_few = search.units.size <= FEW_UNITS and not search.has_many_states
     if not passed and problem.time_budget < MUCH_TIME and not is_few:
         return None, bound
-    units = fold_leaves_without_bytes(problem, tables, without_passing_on(search.units, passed))
+    units = fold_leaves_without_bytes(tables, without_passing_on(search.units, passed))
     if units.size == search.units.size:
         return None, bound
     relaxed = Search.of(problem, tables, units, prices_of(units, tables.memory, problem.objective))

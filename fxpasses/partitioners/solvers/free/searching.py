@@ -35,6 +35,8 @@ SEARCH_FIRST = 0.05
 SEARCH_SHARE, LOADING = 0.75, 0.2
 """The share of the budget that the search gets, and seconds of it that loading what is compiled takes; the rest is for
 the first pipeline, bounds, and the program."""
+MUCH, LONG_SHARE = 10.0, 0.5
+"""Seconds up to which that holds, as steps take longer in long annealings; and its share of those after them."""
 
 
 @attrs.frozen(eq=False)
@@ -78,7 +80,8 @@ class FreeSearch:
         if size <= min(least + more * self.budget, most):
             bound = max(bound, self._proven(best))
         if best.value > bound * (1 + 1e-9) and not math.isinf(bound):
-            seconds = max(SEARCH_FIRST, SEARCH_SHARE * self.budget - LOADING)
+            usual = min(self.budget, MUCH)
+            seconds = max(SEARCH_FIRST, SEARCH_SHARE * usual + LONG_SHARE * (self.budget - usual) - LOADING)
             Rounds(self.model, bound, draw).search(best, seconds)
         return FreeAnswer(best.home if math.isfinite(best.value) else None, best.value, min(bound, best.value))
 

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from fxpasses.errors import InfeasibleError, PlacementError
+from fxpasses.partitioners.solvers.contiguous.long_graphs import is_long
 from fxpasses.partitioners.solvers.contiguous.solving import fewest_by_memory, solve_pipeline
 from fxpasses.partitioners.solvers.contiguous.tight_memory.explaining import lacking
 from fxpasses.partitioners.solvers.contiguous.tight_memory.tight import nearest_pipeline
@@ -73,13 +74,30 @@ def _smallest(problem: PlacementProblem, tables: CostTables, units: Units) -> tu
             "search among free placements; join nodes with `colocate`."
         )
     model = LoadModel.of(units, tables, problem.objective)
-    for home in starts:
-        bound = max(bound, _covering_bound(problem, model, prices, float(model.figures(home[None]).max())))
-    answer = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_seconds).run(starts)
+    best = min((float(model.figures(home[None]).max()) for home in starts), default=math.inf)
+    if starts:
+        bound = max(bound, _covering_bound(problem, model, prices, best))
+    search = FreeSearch(model, bound, problem.time_budget, problem.seed, problem.program_seconds)
+    if best > bound:
+        starts += _without_time(problem, tables, units, search)
+    answer = search.run(starts)
     if answer.home is None:
         raise refuse(problem, tables, units, model)
-    known = answer.bound if starts else max(answer.bound, _covering_bound(problem, model, prices, answer.value))
+    known = answer.bound
+    if math.isinf(best):
+        known = max(known, _covering_bound(problem, model, prices, answer.value))
     return answer.home, min(known, answer.value)
+
+
+def _without_time(problem: PlacementProblem, tables: CostTables, units: Units, search: FreeSearch) -> Iterator[Ints]:
+    """What would be found without any time: with more it shall not be worse. Not where that takes long."""
+    if problem.time_budget <= 0 or problem.wants_answer_only or is_long(units):
+        return
+    hasty = attrs.evolve(problem, time_budget=0.0)
+    quick = attrs.evolve(search, budget=0.0, program_seconds=hasty.program_seconds)
+    answer = quick.run(list(_pipeline(hasty, tables, units)))
+    if answer.home is not None:
+        yield answer.home
 
 
 def _covering_bound(problem: PlacementProblem, model: LoadModel, prices: Prices, below: float) -> float:
@@ -98,7 +116,9 @@ def _pipeline(problem: PlacementProblem, tables: CostTables, units: Units) -> It
     budget = 0.0 if problem.wants_answer_only else seconds
     similar = attrs.evolve(problem, contiguity="pipeline", time_budget=budget, effort=0.0, explain="never")
     try:
-        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables), FIRST * seconds)
+        is_hasty = seconds == 0 and not problem.wants_answer_only
+        first = math.inf if is_hasty else FIRST * seconds  # without time it takes what a pipeline takes then
+        device_of, _order, _bound = solve_pipeline(similar, tables, reduce_problem(similar, tables), first)
     except PlacementError:
         return  # a free placement may exist all the same
     yield units.homes(device_of)

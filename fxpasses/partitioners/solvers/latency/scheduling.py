@@ -20,26 +20,16 @@ __all__ = ["Scheduler", "Times", "in_order"]
 
 @attrs.frozen(eq=False)
 class Times:
-    """Start and end of each node, ``(p, n)``, and the node that each one waited for, -1 for none."""
+    """Start and end of each node, ``(p, n)``."""
 
     start: Floats
     end: Floats
-    cause: Ints
 
     @property
     def makespan(self) -> Floats:
         """When the last node ends, ``(p,)``."""
         makespan: Floats = self.end.max(axis=1, initial=0.0)
         return makespan
-
-    def critical(self, row: int) -> list[int]:
-        """The nodes that waited for each other until the end, last first."""
-        found = []
-        node = int(np.argmax(self.end[row]))
-        while node >= 0:
-            found.append(node)
-            node = int(self.cause[row, node])
-        return found
 
 
 @attrs.frozen(eq=False)
@@ -77,25 +67,20 @@ class Scheduler:
         """Run the nodes of each assignment in an order, ``(p, n)`` each. Time O(n · most inputs of a node)."""
         rows, count = np.arange(len(homes)), len(self.seconds)
         start, end = np.zeros((len(homes), count + 1)), np.zeros((len(homes), count + 1))
-        cause = np.full((len(homes), count), -1, dtype=np.int64)
         free = np.zeros((len(homes), self.seconds.shape[1]))
-        last = np.full(free.shape, -1, dtype=np.int64)
         padded = np.concatenate([homes, np.zeros((len(homes), 1), dtype=np.int64)], axis=1)
         degree = (self.before < count).sum(axis=1)
         for node in orders.T:
             home = homes[rows, node]
             needs = self.before[node, : max(1, int(degree[node].max()))]
             there = end[rows[:, None], needs] + self.send[needs, padded[rows[:, None], needs], home[:, None]]
-            slowest = np.argmax(there, axis=1)
-            ready = there[rows, slowest]
+            ready = there.max(axis=1)
             taken = self.seconds[node, home]
-            waits = (taken > 0) & (free[rows, home] > ready)
-            begin = np.where(waits, free[rows, home], ready)
+            begin = np.where(taken > 0, np.maximum(free[rows, home], ready), ready)
             start[rows, node], end[rows, node] = begin, begin + taken
-            cause[rows, node] = np.where(waits, last[rows, home], np.where(ready > 0, needs[rows, slowest], -1))
             busy = np.flatnonzero(taken > 0)
-            free[busy, home[busy]], last[busy, home[busy]] = end[busy, node[busy]], node[busy]
-        return Times(start[:, :-1], end[:, :-1], cause)
+            free[busy, home[busy]] = end[busy, node[busy]]
+        return Times(start[:, :-1], end[:, :-1])
 
     def ranks(self, homes: Ints) -> Floats:
         """The longest way from the start of each node to the end of all, ``(p, n)``: the upward rank of HEFT."""
@@ -148,7 +133,7 @@ class _Mirror(Scheduler):
             end[rows, node] = begin + taken
             busy = np.flatnonzero(taken > 0)
             free[busy, home[busy]] = end[busy, node[busy]]
-        return Times(end[:, :-1], end[:, :-1], np.full(homes.shape, -1))
+        return Times(end[:, :-1], end[:, :-1])
 
 
 def in_order(keys: Floats, topological: Ints) -> Ints:

@@ -10,7 +10,7 @@ from fxpasses.partitioners.solvers.reduced.fitting import needed_alone
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 from fxpasses.partitioners.solvers.reduced.tables import Floats
 
-__all__ = ["Prices", "load_bound", "prices_of", "weights_of"]
+__all__ = ["Prices", "load_bound", "prices_of"]
 
 MAX_VARIABLES = 8000
 """Pairs of a unit and a kind of device up to which each unit counts for itself in the linear program for prices."""
@@ -20,7 +20,7 @@ FEW_VARIABLES = 2000
 """To how many of them units that are much alike are joined where there are more."""
 
 
-def weights_of(units: Units, objective: str) -> Floats:
+def _weights_of(units: Units, objective: str) -> Floats:
     """What each unit adds to the load of each device, ``(m, k)``; ``inf`` where the device cannot run it."""
     if objective != "memory":
         return units.seconds
@@ -65,7 +65,7 @@ def prices_of(units: Units, memory: Floats, objective: str) -> Prices:
     Units with about as many bytes for each second are then one in the linear program; its prices are exact where they
     are alike, and prove what they prove in any case.
     """
-    weights, kept = weights_of(units, objective), units.kept.astype(np.float64)
+    weights, kept = _weights_of(units, objective), units.kept.astype(np.float64)
     first, kind = equal_columns(weights)
     mean = np.array([_mean(weights[:, device]) for device in first.tolist()])[kind]
     by_speed = np.where(mean > 0, 1 / np.maximum(mean, max(mean.max() * LEAST_MEAN, SMALLEST)), 0.0)
@@ -96,7 +96,7 @@ def _mean(seconds: Floats) -> float:
 
 def load_bound(units: Units, memory: Floats, objective: str, prices: Prices | None = None) -> float:
     """No placement has a smaller largest load: the heaviest unit, and what :func:`prices_of` proves, if not given."""
-    least = weights_of(units, objective).min(axis=1)
+    least = _weights_of(units, objective).min(axis=1)
     prices = prices or prices_of(units, memory, objective)
     bound = max(float(least.max()), prices.bound)
     if objective == "memory":

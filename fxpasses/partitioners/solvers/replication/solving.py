@@ -20,17 +20,18 @@ from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
 from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Floats, Ints
+from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Ints
+from fxpasses.partitioners.solvers.replication.changing import Change, CopiesInUse, added_rows, ranked
 from fxpasses.partitioners.solvers.replication.proving import ReplicaProgram
 from fxpasses.partitioners.solvers.solved import Solved
 
-__all__ = ["Copies", "add_replicas", "may_replicate"]
+__all__ = ["Copies", "add_replicas"]
 
-ORDER = 16
-"""Of the norm of loads that a change has to make smaller."""
 SMALL = (300, 300, 1500)
 """Variables up to which the program is asked: at least, more for each second of the budget, at most."""
-TRIALS_A_SECOND = 4000
+TRIALS_A_SECOND, LOOKED_AT = 4000, 20_000
+"""Changes that are tried; and of how many nodes, each device for itself, it is looked at in the time of one whether
+there is anything to try."""
 
 
 @attrs.frozen(eq=False)
@@ -47,9 +48,7 @@ class Copies:
 
     def lacking(self, edges: Ints) -> NDArray[np.bool_]:
         """Which devices need the value of a node that they do not compute, ``(n, k)``."""
-        needed = np.zeros_like(self.present)
-        np.logical_or.at(needed, edges[:, 0], self.present[edges[:, 1]])
-        lacking: NDArray[np.bool_] = needed & ~self.present
+        lacking: NDArray[np.bool_] = (added_rows(self.present, edges, len(self.home)) > 0) & ~self.present
         return lacking
 
     def figures(self, tables: CostTables) -> Figures:
@@ -67,8 +66,7 @@ class Copies:
         return Figures(load, compute, self._bytes(tables), int(self.present.any(axis=0).sum()))
 
     def _bytes(self, tables: CostTables) -> Ints:
-        held = np.zeros((len(tables.shared), self.present.shape[1]), dtype=bool)
-        np.logical_or.at(held, tables.shares[:, 0], self.present[tables.shares[:, 1]])
+        held = added_rows(self.present, tables.shares, len(tables.shared)) > 0
         live = np.where(self.present, tables.live[:, None], 0).max(axis=0, initial=0)
         need: Ints = np.where(self.present, tables.kept[:, None], 0).sum(axis=0) + tables.shared @ held + live
         return need
@@ -84,36 +82,8 @@ class Copies:
         flow.add_edges_from((first, second) for first, second in ends.tolist())
         return flow
 
-    def with_copy(self, node: int, device: int) -> Copies:
-        """The node is computed there, too."""
-        present = self.present.copy()
-        present[node, device] = True
-        return Copies(self.home, present)
 
-    def without(self, node: int, device: int) -> Copies:
-        """The node is not computed there; its home, if it was there, is on another device that computes it."""
-        present, home = self.present.copy(), self.home
-        present[node, device] = False
-        if home[node] == device:
-            home = home.copy()
-            home[node] = int(np.argmax(present[node]))
-        return Copies(home, present)
-
-    def moved(self, node: int, device: int) -> Copies:
-        """The node is computed on one device only."""
-        present, home = self.present.copy(), self.home.copy()
-        present[node], home[node] = False, device
-        present[node, device] = True
-        return Copies(home, present)
-
-    def sent_from(self, node: int, device: int) -> Copies:
-        """The node's value is sent from another device that computes it."""
-        home = self.home.copy()
-        home[node] = device
-        return Copies(home, self.present)
-
-
-def may_replicate(problem: PlacementProblem, tables: CostTables) -> NDArray[np.bool_]:
+def _may_replicate(problem: PlacementProblem, tables: CostTables) -> NDArray[np.bool_]:
     """Which nodes may be computed more than once, ``(n,)``."""
     position = {node: index for index, node in enumerate(tables.nodes)}
     may = tables.replicable.copy()
@@ -130,7 +100,7 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     if problem.contiguity == "convex" or not tables.replicable.any():
         return solved
     problem = _with_cycles_together(problem)
-    may = may_replicate(problem, tables)
+    may = _may_replicate(problem, tables)
     if not may.any():
         return solved
     search = _Search(problem, tables, may)
@@ -179,7 +149,7 @@ class _Search:
             return math.inf, math.inf
         if self.problem.contiguity != "free" and not nx.is_directed_acyclic_graph(copies.quotient(tables)):
             return math.inf, math.inf
-        return float(figures.load.max()), _norm(figures.load)
+        return ranked(figures.load)
 
     def order(self, copies: Copies) -> tuple[int, ...]:
         """The devices that are used; of a pipeline in the order in which values flow."""
@@ -189,37 +159,40 @@ class _Search:
         return tuple(nx.lexicographical_topological_sort(flow))
 
     def climbed(self, copies: Copies) -> Copies:
-        """Take each change that makes the norm of the loads smaller and the largest no larger, until none does."""
-        trials = int(TRIALS_A_SECOND * (0.25 + self.problem.time_budget))
-        rank = self.rank(copies)
-        improved = True
+        """Take each change that makes the norm of the loads smaller and the largest no larger, until none does.
+
+        A change costs what the node has inputs, times the devices, however large the graph is; but where the node goes
+        that has the most bytes alive on a device, all that run there are asked.
+        """
+        trials = TRIALS_A_SECOND * (0.25 + self.problem.time_budget)
+        used = CopiesInUse.of(self.tables, copies.home, copies.present, is_free=self.problem.contiguity == "free")
+        improved, has_changed = True, False
         while improved and trials > 0:
             improved = False
-            for other in self._changes(copies):
+            trials -= self.may.sum() * len(self.tables.memory) / LOOKED_AT
+            for change in self._changes(used):
                 trials -= 1
-                found = self.rank(other)
-                if found[0] <= rank[0] and found[1] < rank[1] * (1 - 1e-12):
-                    copies, rank, improved = other, found, True
+                if used.improves(change):
+                    used.make(change)
+                    improved = has_changed = True
                     break
                 if trials <= 0:
                     break
-        return copies
+        return min(copies, Copies(used.home, used.present), key=self.rank) if has_changed else copies
 
-    def _changes(self, copies: Copies) -> Iterator[Copies]:
-        lacking = copies.lacking(self.tables.edges)
-        for node, device in np.argwhere(lacking & self.may[:, None]).tolist():
-            yield copies.with_copy(node, device)
-        several = copies.present & (copies.present.sum(axis=1) > 1)[:, None]
-        for node, device in np.argwhere(several).tolist():
-            yield copies.without(node, device)
-            if copies.home[node] != device:
-                yield copies.sent_from(node, device)
-        for node in np.flatnonzero(self.may).tolist():
-            for device in range(len(self.tables.memory)):
-                if not copies.present[node, device]:
-                    yield copies.moved(node, device)
-
-
-def _norm(load: Floats) -> float:
-    top = float(load.max(initial=0.0)) or 1.0
-    return top * math.pow(float(((load / top) ** ORDER).sum()), 1 / ORDER)
+    def _changes(self, used: CopiesInUse) -> Iterator[Change]:
+        """Copies where a value is needed; then fewer, or values that are sent from elsewhere; then nodes elsewhere."""
+        nodes = np.flatnonzero(self.may)
+        each = np.eye(len(self.tables.memory), dtype=bool)
+        present = used.present[nodes]
+        for place, device in np.argwhere(used.lacking(nodes)).tolist():
+            yield Change(int(nodes[place]), int(used.home[nodes[place]]), present[place] | each[device])
+        several = present & (present.sum(axis=1) > 1)[:, None]
+        for place, device in np.argwhere(several).tolist():
+            left, home = present[place] & ~each[device], int(used.home[nodes[place]])
+            yield Change(int(nodes[place]), int(np.argmax(left)) if home == device else home, left)
+            if home != device:
+                yield Change(int(nodes[place]), device, present[place])
+        for place in np.flatnonzero(~present.all(axis=1)).tolist():
+            for device in np.flatnonzero(~present[place]).tolist():
+                yield Change(int(nodes[place]), device, each[device])

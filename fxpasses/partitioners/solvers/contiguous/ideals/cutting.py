@@ -24,6 +24,7 @@ __all__ = [
     "Window",
     "Words",
     "all_ideals",
+    "bits_of",
     "by_weight",
     "crossed",
     "ideals_near",
@@ -31,7 +32,6 @@ __all__ = [
     "pack",
     "prefixes",
     "unpack",
-    "weights_above",
 ]
 
 Words = NDArray[np.uint64]
@@ -132,7 +132,7 @@ def all_ideals(units: Units, limit: int, window: Window | None = None, looks: fl
     bits = np.zeros((-(-units.size // 64) or 1, 1024), dtype=np.uint64)
     columns, filled = np.zeros(1, dtype=np.int64), 1  # others are of no interest any more
     least, most = np.zeros(1), np.full(1, np.inf)
-    above = None if window is None else window.weight.sum() - weights_above(units, window.weight)
+    above = None if window is None else window.weight.sum() - _weights_above(units, window.weight)
     for unit, predecessors in enumerate(units.predecessors):
         word = unit // 64
         if filled + len(columns) > bits.shape[1]:
@@ -170,7 +170,7 @@ def masks(units: Sequence[int]) -> dict[int, np.uint64]:
     return {word: np.uint64(mask) for word, mask in found.items()}
 
 
-def weights_above(units: Units, weight: Floats) -> Floats:
+def _weights_above(units: Units, weight: Floats) -> Floats:
     """For each unit the weight of all units that need it, itself included."""
     above = [1 << unit for unit in range(units.size)]
     for unit in range(units.size - 1, -1, -1):
@@ -188,8 +188,8 @@ def ideals_near(units: Units, cuts: Iterable[Sequence[int]], limit: int) -> Word
     Each is reached by adding a unit that is ready, or by removing one that no other needs.
     """
     neighbours = _Neighbours(
-        [_mask(own) for own in units.predecessors],
-        [_mask(own) for own in units.successors],
+        [bits_of(own) for own in units.predecessors],
+        [bits_of(own) for own in units.successors],
         [(*before, *after) for before, after in zip(units.predecessors, units.successors, strict=True)],
         _pairs(units.predecessors),
     )
@@ -207,7 +207,12 @@ def _pairs(needs: Sequence[Sequence[int]]) -> Ints:
     return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
 
-def _mask(units: Iterable[int]) -> int:
+def bits_of(units: Iterable[int]) -> int:
+    """A set of units as the bits of a number.
+
+    >>> bits_of([0, 3])
+    9
+    """
     return sum(1 << unit for unit in units)
 
 
@@ -222,7 +227,7 @@ class _Neighbours:
 
     def near(self, cut: Sequence[int], limit: int) -> dict[int, None]:
         """The ideals near one, nearest first."""
-        ideal = _mask(cut)
+        ideal = bits_of(cut)
         found = {ideal: None}
         waiting: list[tuple[int, list[int], tuple[int, ...]]] = [(ideal, self._movable(cut), ())]
         for here, movable, changed in waiting:  # most are never gone on from, so what moves there is asked only now

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fxpasses.partitioners.solvers.contiguous.ideals.cutting import bits_of
 from fxpasses.partitioners.solvers.contiguous.ideals.device_class import DeviceClass
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 
@@ -29,9 +30,9 @@ def can_flow(units: Units, classes: Sequence[DeviceClass]) -> bool | None:
         return True
     count = Counter[int]()
     for group in classes:
-        count[_bits(np.flatnonzero(~group.banned).tolist())] += len(group.devices)
+        count[bits_of(np.flatnonzero(~group.banned).tolist())] += len(group.devices)
     everything = (1 << units.size) - 1
-    before = [_bits(needed) for needed in units.predecessors]
+    before = [bits_of(needed) for needed in units.predecessors]
     kinds, asked = list(count), 0
     reached: dict[tuple[int, ...], list[int]] = {(0,) * len(kinds): [0]}
     for _turn in range(count.total()):
@@ -48,10 +49,6 @@ def can_flow(units: Units, classes: Sequence[DeviceClass]) -> bool | None:
                 after.setdefault((*used[:place], used[place] + 1, *used[place + 1 :]), []).extend(found)
         reached = {used: _largest(ideals) for used, ideals in after.items()}
     return False
-
-
-def _bits(places: Iterable[int]) -> int:
-    return sum(1 << place for place in places)
 
 
 def _more(ideal: int, allowed: int, before: Sequence[int]) -> int:
