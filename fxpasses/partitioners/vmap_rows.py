@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._functorch import predispatch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
@@ -16,7 +17,7 @@ from fxpasses.outlining.regions import BODY_AT, body_of_region, is_region
 from fxpasses.partitioners.tensor_sizes import Sizes, concrete_size
 from fxpasses.values import nested_graph_modules
 
-__all__ = ["Rows", "note_rows", "row_levels", "rows_of"]
+__all__ = ["Rows", "note_rows", "note_rows_once", "row_levels", "rows_of"]
 
 Rows = tuple[tuple[int, int], ...]
 """Levels, outermost first, with how many rows a value has in each."""
@@ -24,6 +25,7 @@ Rows = tuple[tuple[int, int], ...]
 _LIKE_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 """Of whose second operand only the shape or the type of one row counts."""
 _ENTERS, _LEAVES = "_add_batch_dim", "_remove_batch_dim"
+_ENTERING = (predispatch._add_batch_dim, torch._C._functorch._add_batch_dim)
 _Open = Mapping[int, tuple[Any, str]]
 """The levels that are open, with their rows, and whether random numbers are to be the same in all of them."""
 _ROWS: WeakKeyDictionary[Node, Mapping[Any, Any]] = WeakKeyDictionary()
@@ -36,6 +38,14 @@ def note_rows(graph_module: GraphModule) -> None:
     for inner in nested_graph_modules(graph_module):
         operands, around = regions.get(inner.graph, ((), {}))
         _note_in(inner, iter(operands), dict(around), regions)
+
+
+def note_rows_once(graph: Graph) -> None:
+    """The same for a graph that opens a level and of which nobody has noted them yet; asks in constant time."""
+    root = graph.owning_module
+    for target in _ENTERING if root is not None else ():
+        if (nodes := graph.find_nodes(op="call_function", target=target)) and nodes[0] not in _ROWS:
+            note_rows(root)  # type: ignore[arg-type]  # the module of a graph
 
 
 def _note_in(

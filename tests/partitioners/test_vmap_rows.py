@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 from fxpasses import Device, PassManager, PlacementError, Training, lower
-from fxpasses.partitioners import COST, SECONDS, NodeCost
+from fxpasses.partitioners import COST, SECONDS, NodeCost, cost_of, seconds_of
 from fxpasses.partitioners.costs.training.backward_traces import trace_backward
 from fxpasses.partitioners.symbol_bounds import Sizes
 from fxpasses.partitioners.vmap_rows import note_rows, rows_of
@@ -40,6 +40,18 @@ def test_an_operator_counts_for_all_rows_and_reads_the_model_once() -> None:
     assert 5 * 3 * 8 * 4 == found["matmul"].bytes_written == found["matmul"].output_bytes
     assert 8 * 8 * 4 + 5 * 3 * 8 * 4 == found["matmul"].bytes_read
     assert 5 * 3 * 8 == found["sin"].flops
+
+
+def test_what_a_node_takes_does_not_hang_on_who_has_asked_before() -> None:
+    """Seconds of one row were told until somebody had predicted the memory of the graph."""
+    module = export(Products(), (torch.randn(500, 30, 8),)).module(check_guards=False)
+    (node,) = (node for node in module.graph.nodes if "matmul" in node.name)
+
+    asked_first = seconds_of(node, Device("cpu"))
+    note_rows(module)  # type: ignore[arg-type]  # a graph module
+
+    assert seconds_of(node, Device("cpu")) == asked_first
+    assert 500 * 2 * 30 * 8 * 8 == cost_of(node).flops
 
 
 def test_what_brings_values_in_and_out_is_a_view() -> None:

@@ -14,7 +14,7 @@ import torch
 from hash_seeds import printed_under_two_hash_seeds
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Node, symbolic_trace, wrap
 
 from fxpasses import Device, PassManager, lower
 from fxpasses.devices import detect, fake_devices
@@ -23,6 +23,7 @@ from fxpasses.partitioners import SECONDS, STEP_WORKSPACE, WORKSPACE, StepWorksp
 from fxpasses.partitioners.costs.kernels.followed_storages import FollowedStorages
 from fxpasses.passes import MeasureCosts, Measurements, OpenRegions, ProfileCosts, profile_node
 from fxpasses.passes.profiling import profile_costs, taken_bytes
+from fxpasses.passes.profiling.measurements import hardware
 from fxpasses.passes.profiling.running_alone import AloneCall, key_of
 from fxpasses.programs import load, save
 from fxpasses.units import KiB
@@ -417,8 +418,21 @@ def test_a_file_keeps_products_of_less_precision_apart(tmp_path: Path, monkeypat
     assert f"{first}, high precision" == second
 
 
+def test_a_file_keeps_kernels_of_another_library_apart() -> None:
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        without = hardware("cpu")
+
+    assert f"{hardware('cpu')}, without oneDNN" == without
+
+
+@wrap
+def by_mode(x: Tensor, mode: str) -> Tensor:
+    return x.relu() if mode in {"a", "bb", "ccc", "dddd"} else -x
+
+
 class Functions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
+        x = by_mode(x, "a")
         return nn.functional.softmax(nn.functional.relu(x) + torch.sin(x), dim=-1).mul(2)
 
 
@@ -434,7 +448,7 @@ def test_a_file_knows_what_a_traced_graph_calls_in_another_process() -> None:
     first, second = printed_under_two_hash_seeds(code, "tests/passes")
 
     assert first == second
-    assert all(f"'{name} " in first for name in ("relu", "sin", "softmax", "add", "mul"))
+    assert all(f"'{name} " in first for name in ("by_mode", "relu", "sin", "softmax", "add", "mul"))
 
 
 def leaf(module: nn.Module, *inputs: Tensor) -> str:
@@ -448,6 +462,24 @@ def leaf(module: nn.Module, *inputs: Tensor) -> str:
 
 def part(module: nn.Module) -> GraphModule:
     return symbolic_trace(nn.Sequential(module, nn.ReLU()))
+
+
+def repeated(times: int, *, least: float = 0.0) -> str:
+    """The key of a function that does something so many times, with a number that it has by default."""
+
+    def product(x: Tensor, bound: float = least) -> Tensor:
+        for _ in range(times):
+            x = (x @ x).clamp_min(bound)
+        return x
+
+    def product_again(x: Tensor) -> Tensor:
+        return product(x) if times > 5 else product_again(product(x))
+
+    graph = Graph()
+    x = graph.placeholder("x")
+    called = graph.call_function(product_again, (x,))
+    x.meta["val"] = called.meta["val"] = torch.empty(4, 4, device="meta")
+    return key_of(called)
 
 
 def branches(function: Callable[[Tensor], Tensor]) -> GraphModule:
@@ -465,8 +497,10 @@ def branches(function: Callable[[Tensor], Tensor]) -> GraphModule:
         (lambda: leaf(nn.MultiheadAttention(8, 1), *[ROW] * 3), lambda: leaf(nn.MultiheadAttention(8, 8), *[ROW] * 3)),
         (lambda: leaf(part(nn.Conv1d(4, 4, 3)), ROW), lambda: leaf(part(nn.Conv1d(4, 4, 3, 2)), ROW)),
         (lambda: key_of(calls(branches(torch.sin))["cond"]), lambda: key_of(calls(branches(torch.exp))["cond"])),
+        (lambda: repeated(1), lambda: repeated(1000)),
+        (lambda: repeated(1), lambda: repeated(1, least=0.5)),
     ],
-    ids=["mode", "heads", "stride in a part", "branch in a branch"],
+    ids=["mode", "heads", "stride in a part", "branch in a branch", "closed over", "a default"],
 )
 def test_what_does_not_do_the_same_is_measured_apart(one: Callable[[], str], other: Callable[[], str]) -> None:
     """The second got the seconds of the first, of another model, too, where a file kept them."""

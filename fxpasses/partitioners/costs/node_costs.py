@@ -29,11 +29,12 @@ from fxpasses.partitioners.costs.counted_runs import taken_apart, within_module
 from fxpasses.partitioners.costs.kernels.described_values import Like, described
 from fxpasses.partitioners.costs.kernels.dry_runs import dry_run, makes_a_copy
 from fxpasses.partitioners.costs.operation_counts import COUNTERS, body_runs, shape_of
+from fxpasses.partitioners.costs.row_writes import adds_to_rows, elements_written
 from fxpasses.partitioners.costs.traffic import (
     BAGS,
     LOOKUPS,
-    WRITES_ROWS,
     bytes_moved,
+    bytes_of_rows,
     rows_looked_up,
     state_bytes,
 )
@@ -45,7 +46,7 @@ from fxpasses.partitioners.tensor_sizes import (
     tensor_bytes,
     tensors_in,
 )
-from fxpasses.partitioners.vmap_rows import rows_of
+from fxpasses.partitioners.vmap_rows import note_rows_once, rows_of
 from fxpasses.values.recorded_values import has_value
 
 __all__ = [
@@ -269,13 +270,19 @@ def _measured_once(node: Node, sizes: Sizes) -> NodeCost:
     inputs, named = _values(node.args, sizes), _values(node.kwargs, sizes)
     operands = [*_operands(inputs), *_operands(tuple(named.values()))]
     constants = state_bytes(node) if node.op == "call_module" else _attribute_bytes(node)
-    read, traffic = bytes_moved(node, _name_of(node.target), operands, written)
+    name = _name_of(node.target)
+    elements = None if node.op == "call_module" else elements_written(name, inputs, named, operands)
+    if elements is None:
+        read, traffic = bytes_moved(node, name, operands, written)
+    else:
+        read, traffic = bytes_of_rows(operands, elements, adds=adds_to_rows(name, inputs, named))
     dtype = _computing_dtype(node, operands, tensors_in(output))
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         body = _higher_order_cost(node, inputs, sizes)
         read, moved = max(read, body.bytes_read), max(written, body.bytes_written)
         return NodeCost(body.flops, read, moved, written, constants, body.dtype or dtype)
-    return NodeCost(_flops(node, inputs, named, output, sizes), read, traffic, written, constants, dtype)
+    flops = _flops(node, inputs, named, output, sizes) if elements is None else elements
+    return NodeCost(flops, read, traffic, written, constants, dtype)
 
 
 _PRODUCTS = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
@@ -315,9 +322,7 @@ def _flops(node: Node, inputs: Sequence[Any], named: Mapping[str, Any], output: 
     if name in LOOKUPS:
         return sum(math.prod(shape_of(tensor)) for tensor in tensors_in(output))
     if name in BAGS and operands:
-        return rows_looked_up(operands)[0]
-    if name in WRITES_ROWS and len(operands) > 1:
-        return math.prod(shape_of(operands[-1]))
+        return rows_looked_up(name, operands)[0]
     if counter is not None and len(operands) >= 2:
         return int(counter(inputs, output)) * _per_product(operands)
     if (transform := TRANSFORM_COUNTERS.get(name)) is not None and operands:
@@ -389,6 +394,7 @@ def cost_of(node: Node) -> NodeCost:
     known = COST.get(node)
     if known is None:
         require_value(node)
+        note_rows_once(node.graph)  # else it would hang on who asked before
         return measure_node(node)
     return known
 

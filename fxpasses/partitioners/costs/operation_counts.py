@@ -5,6 +5,7 @@ A multiply-add is two operations. Products, convolutions, attention and recurren
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,8 +52,18 @@ def _grouped_product_backward(inputs: Sequence[Any], _output: Any) -> int:
     return 2 * _grouped_product(inputs, inputs[3])
 
 
+def _broadcast(*shapes: Sequence[int]) -> Sequence[int]:
+    """Shapes aligned at their ends, each dimension as large as the largest: also of heads in groups.
+
+    >>> _broadcast((4, 1), (3, 1, 5), ())
+    [3, 4, 5]
+    """
+    aligned = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return [max(sizes) for sizes in aligned][::-1]
+
+
 def _products_of_rows(inputs: Sequence[Any], _output: Any) -> int:
-    return 2 * max(math.prod(shape_of(each)) for each in inputs[:2])
+    return 2 * math.prod(_broadcast(*map(shape_of, inputs[:2])))
 
 
 def _distances_backward(inputs: Sequence[Any], _output: Any) -> int:
@@ -101,9 +112,23 @@ def _convolution_backward(inputs: Sequence[Any], _output: Any) -> int:
 
 def _attention(inputs: Sequence[Any], _output: Any) -> int:
     """``Q·Kᵀ`` and ``P·V``, heads grouped or not; the mask does not shorten it."""
-    *batch, rows, width = shape_of(inputs[0])
-    columns = shape_of(inputs[1])[-2]
-    return 2 * math.prod(batch) * rows * columns * (width + shape_of(inputs[2])[-1])
+    query, key, value = map(shape_of, inputs[:3])
+    batch = math.prod(_broadcast(query[:-2], key[:-2], value[:-2]))
+    return 2 * batch * query[-2] * key[-2] * (query[-1] + value[-1])
+
+
+def _fused_attention(inputs: Sequence[Any], _output: Any) -> int:
+    """The projections of queries, keys and values, attention, and the projection of what it gives."""
+    (*batch, rows, width), columns = shape_of(inputs[0]), shape_of(inputs[1])[-2]
+    projected = 2 * width * width * (2 * rows + 2 * columns)
+    return math.prod(batch) * (projected + 4 * rows * columns * width)
+
+
+def _fused_encoder_layer(inputs: Sequence[Any], output: Any) -> int:
+    """Attention of a sequence to itself, and two layers behind it."""
+    source, first, second = inputs[0], inputs[14], inputs[16]
+    layers = math.prod(shape_of(first)) + math.prod(shape_of(second))
+    return _fused_attention((source, source), output) + 2 * math.prod(shape_of(source)[:-1]) * layers
 
 
 def _attention_backward(inputs: Sequence[Any], output: Any) -> int:
@@ -127,6 +152,7 @@ def _recurrent_layer_backward(inputs: Sequence[Any], output: Any) -> int:
 
 COUNTERS: Mapping[str, Counter] = {
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "_int_mm", "__matmul__", "mv", "dot", "vdot"), _product),
+    "_sparse_mm": _product,  # as if it were dense: how many elements there are is data
     **dict.fromkeys(("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm"), _product),
     **dict.fromkeys(("_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros"), _product),
     **dict.fromkeys(("cdist", "_cdist_forward", "_cdist_backward", "_euclidean_dist"), _product),
@@ -156,6 +182,8 @@ COUNTERS: Mapping[str, Counter] = {
         ),
         _attention_backward,
     ),
+    "_native_multi_head_attention": _fused_attention,
+    "_transformer_encoder_layer_fwd": _fused_encoder_layer,
     "addbmm": _summed_product,
     "conv_tbc": _time_first_convolution,
     "convolution_backward": _convolution_backward,

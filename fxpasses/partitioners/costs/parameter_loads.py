@@ -19,6 +19,7 @@ from fxpasses.devices import MAIN_MEMORY, Device, Link
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.loaded_views import last_uses_of_views
 from fxpasses.partitioners.costs.memory import follow_placed
 from fxpasses.partitioners.costs.memory_courses import DeviceMemory, Life, MemoryCourse
 from fxpasses.partitioners.costs.memory_facts import MemoryFacts
@@ -61,6 +62,23 @@ class Constant:
     is_written: bool
 
 
+@attrs.frozen
+class _Stretch:
+    """What one load is for: the parts of a device that follow each other and use a parameter, by their positions.
+
+    Args:
+        part: The first of them.
+        first: Where it begins.
+        last: Where the last of them ends, or the last view is used unless something else is loaded before.
+        until: Until when there are views of what is loaded, which may go on to other parts.
+    """
+
+    part: str
+    first: int
+    last: int
+    until: int
+
+
 @attrs.frozen(eq=False, slots=False)
 class ParameterUses:
     """What the parts of a placement use of a model's state, measured once.
@@ -71,6 +89,7 @@ class ParameterUses:
         device_of: The device of each part.
         order: The parts in execution order.
         spans: First and last position of each part in the schedule.
+        views: Until when memory of what is loaded is used beyond the part that it is loaded for.
         steps: What a training step makes of what is loaded, if it is one.
     """
 
@@ -79,6 +98,7 @@ class ParameterUses:
     device_of: Mapping[str, Device]
     order: tuple[str, ...]
     spans: Mapping[str, tuple[int, int]]
+    views: Mapping[tuple[tuple[int, ...], str], int]
     steps: StepLoads | None = None
     _loads_of: dict[tuple[Constant, str], tuple[ParameterLoad, ...]] = attrs.field(init=False, factory=dict)
     _lives_of: dict[tuple[Constant, str], tuple[Life, ...]] = attrs.field(init=False, factory=dict)
@@ -113,7 +133,9 @@ class ParameterUses:
             spans[part] = (spans.get(part, (index, index))[0], index)
         order = tuple(str(part) for part in assignment.order if str(part) in spans)
         steps = StepLoads.of(course, effects) if isinstance(course, TrainingCourse) else None
-        return cls(course, _constants(graph_module, assignment, device_of, effects), device_of, order, spans, steps)
+        constants = _constants(graph_module, assignment, device_of, effects)
+        views = last_uses_of_views(course.forward, assignment, device_of, effects, end=len(course.schedule) - 1)
+        return cls(course, constants, device_of, order, spans, views, steps)
 
     def loaded(self, offloaded: Collection[str]) -> list[tuple[Constant, str]]:
         """The state that is loaded, and the device: all its parts there are offloaded, and no part writes to it."""
@@ -207,24 +229,32 @@ class ParameterUses:
     def _loads(self, constant: Constant, device: str) -> tuple[ParameterLoad, ...]:
         """Found once: whatever else is loaded, these are the same."""
         if (constant, device) not in self._loads_of:
-            loads = self._in_forward(constant, device)
-            found = loads if self.steps is None else [self._in_step(load, constant, device) for load in loads]
+            seconds = Link(MAIN_MEMORY, device).seconds(constant.size)
+            found = [
+                self._in_step(
+                    ParameterLoad(constant.node, each.part, each.until, constant.size, seconds), each, constant, device
+                )
+                for each in self._stretches(constant, device)
+            ]
             self._loads_of[constant, device] = tuple(found)
         return self._loads_of[constant, device]
 
-    def _in_forward(self, constant: Constant, device: str) -> list[ParameterLoad]:
-        """Two parts of a device that follow each other share a load."""
+    def _stretches(self, constant: Constant, device: str) -> list[_Stretch]:
+        """What each load is for; two parts of a device that follow each other share one."""
         turn = self._turns[device]
-        seconds = Link(MAIN_MEMORY, device).seconds(constant.size)
-        loads: list[ParameterLoad] = []
+        found: list[_Stretch] = []
         previous = -2
         for part in sorted(constant.parts[device], key=turn.__getitem__):
+            first, last = self.spans[part]
+            until = max(last, self.views.get((constant.storages, part), last))
             if turn[part] == previous + 1:
-                loads[-1] = attrs.evolve(loads[-1], last_position=self.spans[part][1])
+                found[-1] = attrs.evolve(found[-1], last=last, until=max(until, found[-1].until))
             else:
-                loads.append(ParameterLoad(constant.node, part, self.spans[part][1], constant.size, seconds))
+                found.append(_Stretch(part, first, last, until))
             previous = turn[part]
-        return loads
+        after = [each.first for each in found[1:]] + [len(self.course.schedule)]
+        stretches = zip(found, after, strict=True)
+        return [attrs.evolve(each, last=each.until) if each.until < other else each for each, other in stretches]
 
     @cached_property
     def _turns(self) -> Mapping[str, Mapping[str, int]]:
@@ -239,12 +269,13 @@ class ParameterUses:
     def _place(self) -> Mapping[str, int]:
         return {part: index for index, part in enumerate(self.order)}
 
-    def _in_step(self, load: ParameterLoad, constant: Constant, device: str) -> ParameterLoad:
-        assert self.steps is not None
-        asked = (device, constant.storages, self.spans[load.part][0], load.last_position)
+    def _in_step(self, load: ParameterLoad, stretch: _Stretch, constant: Constant, device: str) -> ParameterLoad:
+        if self.steps is None:
+            return load
+        asked = (device, constant.storages, stretch.first, stretch.last)
         again, until = self.steps.times_again(*asked), self.steps.kept_until(*asked)
         is_trained = self.steps.is_trained(device, constant.storages)
-        return attrs.evolve(load, last_position=until, again=again, is_trained=is_trained)
+        return attrs.evolve(load, last_position=max(until, stretch.until), again=again, is_trained=is_trained)
 
     def lives_of(self, constant: Constant, device: str) -> tuple[Life, ...]:
         """What is on a device of something that it loads; found once."""
@@ -254,20 +285,18 @@ class ParameterUses:
 
     def _lives(self, constant: Constant, device: str) -> list[Life]:
         """One for each load: from the beginning of the part before its own; and what a step makes of it."""
-        lives: list[Life] = []
-        value, size = constant.node, constant.size
-        spans = [(self._begin(load), load) for load in self._in_forward(constant, device)]
+        value, size, loads = constant.node, constant.size, self._loads(constant, device)
+        spans = [(self._begin(load.part), load.last_position) for load in loads]
         if self.steps is None:
-            return [Life(start, load.last_position, size, False, value) for start, load in spans]
-        for start, load in spans:
-            stop = self._in_step(load, constant, device).last_position
-            lives.append(StepLife(start, stop, size, False, value, kind="loaded"))
-        stretches = [(start, self.spans[load.part][0], load.last_position) for start, load in spans]
+            return [Life(start, stop, size, False, value) for start, stop in spans]
+        lives = [StepLife(start, stop, size, False, value, kind="loaded") for start, stop in spans]
+        stretches = [(self._begin(each.part), each.first, each.last) for each in self._stretches(constant, device)]
         return [*lives, *self.steps.lives(device, value, constant.storages, stretches, size)]
 
-    def _begin(self, load: ParameterLoad) -> int:
-        place = self._place[load.part]
-        return self.spans[self.order[place - 1] if place else load.part][0]
+    def _begin(self, part: str) -> int:
+        """When what a part needs begins to come: with the part before it."""
+        place = self._place[part]
+        return self.spans[self.order[place - 1] if place else part][0]
 
     def _memory(self, course: MemoryCourse, device: str, lives: Sequence[Life], traffic: int) -> LoadedMemory:
         loads = MemoryCourse(course.schedule, {device: 0}, {device: tuple(lives)})

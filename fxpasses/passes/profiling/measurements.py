@@ -110,12 +110,16 @@ def _check_numbers(path: object, known: Mapping[str, float]) -> None:
 
 
 def hardware(torch_device: str) -> str:
-    """What seconds depend on besides the node: the hardware, torch, the number of threads, how exact products are."""
+    """What seconds depend on besides the node: the hardware, torch, threads, how exact products are, and by what."""
     device = torch.device(torch_device)
     precision = torch.get_float32_matmul_precision()
     version = f"torch {torch.__version__}" + (f", {precision} precision" if precision != "highest" else "")
     if device.type == "cuda":
+        version += "" if torch.backends.cudnn.enabled else ", without cuDNN"
+        convolutions = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]  # the module is replaced
+        version += "" if convolutions == "tf32" else ", exact convolutions"
         return f"{torch.cuda.get_device_name(device)}, {version}"
+    version += "" if torch.backends.mkldnn.enabled else ", without oneDNN"
     return f"{device.type} {_processor()}, {torch.get_num_threads()} threads, {version}"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Collection, Sequence
+from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
 
 import attrs
@@ -62,8 +63,43 @@ def _describe_target(target: Any) -> str:
     if isinstance(target, (str, torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(target)
     name = getattr(target, "__qualname__", "") or repr(target)
-    body = (code.co_code, code.co_names, code.co_consts) if code is not None else ()
+    body = "" if code is None else f"{_describe_code(code)}{_told(target)}"
     return _ADDRESS.sub("", f"{getattr(target, '__module__', '')}.{name}{body}")
+
+
+def _describe_code(code: CodeType) -> str:
+    """What a function does, with the functions that it makes; sets in one order."""
+
+    def constant(value: Any) -> str:
+        if isinstance(value, CodeType):
+            return _describe_code(value)
+        return f"{{{sorted(map(repr, value))}}}" if isinstance(value, frozenset) else repr(value)
+
+    return f"({code.co_code!r}, {code.co_names}, {[constant(each) for each in code.co_consts]})"
+
+
+def _told(function: Any, within: tuple[Any, ...] = ()) -> str:
+    """What a function was made with: what it closes over, and its defaults; of other functions theirs."""
+
+    def option(value: Any) -> str:
+        if isinstance(value, FunctionType):
+            known = any(value is each for each in within)
+            return value.__qualname__ if known else _describe_code(value.__code__) + _told(value, (*within, value))
+        return _option(value)
+
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if not _is_empty(cell)]
+    named = getattr(function, "__kwdefaults__", None) or {}
+    told = [*cells, *(getattr(function, "__defaults__", None) or ()), *named.values()]
+    leaves, structure = pytree.tree_flatten(told)
+    return f" {structure} {list(map(option, leaves))}" if told else ""
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asked for the error
+    except ValueError:
+        return True
+    return False
 
 
 def _arguments(node: Node, value_for: Callable[[Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from fxpasses import Device, PassManager
 from fxpasses.partitioners.costs.node_costs import COST, NodeCost, measure_node, seconds_on
@@ -307,6 +309,41 @@ def test_a_table_costs_the_rows_that_are_looked_up_or_written() -> None:
     assert (24, 2 * rows + 24) == (costs["aten::index.Tensor"].flops, costs["aten::index.Tensor"].bytes_read + rows)
 
 
+@pytest.mark.parametrize("form", ["exported", "traced"])
+def test_indices_that_are_larger_than_a_table_are_not_taken_for_it(form: str) -> None:
+    """A bag of 1,000 indices into 10 rows of 4 did a million additions, and read none of its indices."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(10, 4, mode="sum")
+            self.words = nn.Embedding(10, 4)
+            self.weight = nn.Parameter(torch.zeros(10, 4))
+
+        def forward(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+            weight = self.weight
+            looked_up = (F.embedding(ids, weight), weight[ids], weight.index_select(0, ids))
+            return self.bag(ids, offsets), F.embedding_bag(ids, weight, offsets), self.words(ids), *looked_up
+
+    args = (torch.zeros(1000, dtype=torch.long), torch.arange(0, 1000, 10))
+    model = Tables()
+    graph = torch.export.export(model, args).module() if form == "exported" else symbolic_trace(model)
+    PassManager([MeasureCosts(example_inputs=args)])(graph)
+
+    costs = [cost for node in graph.graph.nodes if node.op.startswith("call") and (cost := COST.read(node)).flops]
+    assert [4000] * 6 == [cost.flops for cost in costs]
+    assert [8160, 8160, 8160, 8960, 8960, 8160] == [cost.bytes_read for cost in costs]
+
+
+def test_a_called_bag_reads_as_many_rows_as_it_has_indices() -> None:
+    """It read as many as it has bags."""
+    graph = symbolic_trace(nn.Sequential(nn.EmbeddingBag(1000, 8, mode="sum")))
+    PassManager([MeasureCosts(example_inputs=(torch.zeros(2, 50, dtype=torch.long),))])(graph)
+
+    (cost,) = (COST.read(node) for node in graph.graph.nodes if node.op == "call_module")
+    assert (100 * 8, 100 * 8 + 100 * 8 * 4) == (cost.flops, cost.bytes_read)
+
+
 def test_what_is_made_like_another_reads_nothing_of_it() -> None:
     """Only its shape counts."""
 
@@ -562,3 +599,79 @@ def test_what_sets_a_seed_is_not_called_to_count_it() -> None:
 
     assert before == torch.initial_seed()
     assert [NodeCost()] * 3 == costs
+
+
+@pytest.mark.parametrize(
+    ("query", "key"), [((1, 4, 6, 8), (3, 4, 7, 8)), ((4, 6, 8), (3, 4, 7, 8)), ((2, 1, 6, 8), (2, 4, 7, 8))]
+)
+def test_attention_of_broadcast_operands_counts_what_it_gives(query: tuple[int, ...], key: tuple[int, ...]) -> None:
+    """Those of the query alone were counted."""
+
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(query, key, key)
+
+    args = (torch.randn(query), torch.randn(key))
+    costs = costs_by_name(torch.export.export(Attention(), args).graph_module)
+    batch = torch.broadcast_shapes(query[:-2], key[:-2])
+
+    assert 2 * math.prod(batch) * 6 * 7 * (8 + 8) == costs["aten::scaled_dot_product_attention"].flops
+
+
+def test_a_layer_that_torch_fuses_counts_as_its_parts() -> None:
+    """Of a graph that dynamo captures in eval mode; it did one operation for each element."""
+    layer, x = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval(), torch.randn(2, 50, 64)
+    graphs = list[GraphModule]()
+    with torch.no_grad():
+        torch.compile(layer, backend=lambda graph, _inputs: graphs.append(graph) or graph)(x)
+    (fused,) = (node for node in graphs[0].graph.nodes if node.op == "call_function")
+    with FlopCounterMode(display=False) as counter:
+        layer(x.requires_grad_())
+
+    assert "_transformer_encoder_layer_fwd" in str(fused.target)
+    attention = 2 * 2 * 50 * 50 * (64 + 64)  # on the CPU torch's counter counts none
+    assert counter.get_total_flops() + attention == measure_node(fused).flops
+
+
+def test_a_product_of_a_sparse_matrix_counts_as_if_it_were_dense() -> None:
+    class Product(nn.Module):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return torch.sparse.mm(left.to_sparse(), right)
+
+    costs = costs_by_name(torch.export.export(Product(), (torch.ones(64, 32), torch.randn(32, 16))).graph_module)
+
+    assert 2 * 64 * 32 * 16 == costs["aten::_sparse_mm"].flops
+
+
+TABLE, FEW, ROWS = torch.zeros(100, 20), torch.arange(5), torch.ones(5, 20)
+COLUMNS = torch.arange(3).expand(10, 3).contiguous()
+WRITES: dict[str, tuple[Any, tuple[Tensor, ...], tuple[int, int, int]]] = {
+    "rows": (lambda x, j, v: x.index_put_((j,), v), (TABLE, FEW, ROWS), (440, 400, 100)),
+    "one row for all": (lambda x, j, v: x.index_put_((j,), v), (TABLE, FEW, ROWS[0]), (120, 400, 100)),
+    "one number for all": (lambda x, j, v: x.index_put_((j,), v), (TABLE, FEW, ROWS[0, 0]), (44, 400, 100)),
+    "where a mask says": (
+        lambda x, mask, v: x.index_put_((mask,), v),
+        (TABLE, torch.ones(100, dtype=torch.bool), ROWS[0, 0]),
+        (104, 8000, 2000),
+    ),
+    "columns": (lambda x, j, v: torch.ops.aten.index_put_(x, [None, j], v), (TABLE, FEW, ROWS[0, 0]), (44, 2000, 500)),
+    "added to": (lambda x, j, v: x.index_put_((j,), v, accumulate=True), (TABLE, FEW, ROWS), (840, 400, 100)),
+    "added to by index": (lambda x, j, v: x.index_add_(0, j, v), (TABLE, FEW, ROWS), (840, 400, 100)),
+    "filled": (lambda x, j: x.index_fill_(0, j, 1.0), (TABLE, FEW), (40, 400, 100)),
+    "strewn": (lambda x, k, v: x.scatter_(1, k, v), (TABLE[:10].clone(), COLUMNS, TABLE[:10].clone()), (360, 120, 30)),
+    "a number strewn": (lambda x, k: x.scatter_(1, k, 1.0), (TABLE[:10].clone(), COLUMNS), (240, 120, 30)),
+}
+
+
+@pytest.mark.parametrize("name", list(WRITES))
+def test_what_writes_some_elements_costs_these(name: str) -> None:
+    """Bytes read, bytes written, and operations: indices were taken for what is written, a row for all rows."""
+    function, args, expected = WRITES[name]
+
+    class Writing(nn.Module):
+        def forward(self, *args: Tensor) -> Tensor:
+            return function(*args)
+
+    *_, node = (node for node in torch.export.export(Writing(), args).graph.nodes if node.op == "call_function")
+    cost = measure_node(node)
+    assert expected == (cost.bytes_read, cost.bytes_written, cost.flops)

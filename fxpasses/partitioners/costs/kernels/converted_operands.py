@@ -34,6 +34,8 @@ def is_pointwise(func: Any) -> bool:
 
 def wraps_number(func: Any, args: Sequence[Any]) -> bool:
     """Whether a number is made a tensor: where there could be one, or for want of a kernel that takes numbers."""
+    if func in _FOR_EACH:
+        return True
     if not is_pointwise(func) or not any(isinstance(each, (int, float, complex)) for each in args):
         return False
     if func._schema.name in _TAKE_NUMBERS:
@@ -83,10 +85,11 @@ def converted_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
 
 def number_bytes(func: Any, args: Sequence[Any], result: Any) -> int:
     """A number as torch has numbers, and in the type that is computed in."""
-    made = tensors_in(result)
-    if not made or made[0].device.type != "cpu" or not wraps_number(func, args):
+    if not wraps_number(func, args):
         return 0
-    return _NUMBER + max(each.element_size() for each in (*made, *tensors_in(args)))
+    tensors = tensors_in([result, args])
+    is_here = bool(tensors) and tensors[0].device.type == "cpu"
+    return _NUMBER + max(each.element_size() for each in tensors) if is_here else 0
 
 
 _CONDITIONS: Mapping[Any, int] = MappingProxyType(
@@ -105,6 +108,14 @@ _POINTWISE_UNTAGGED = frozenset(
     )
 )
 """Operators on elements that torch does not call so."""
+
+_FOR_EACH = frozenset(
+    getattr(getattr(aten, f"_foreach_{name}{end}"), overload)
+    for name in ("add", "sub", "mul", "div")
+    for end in ("", "_")
+    for overload in ("Scalar", "ScalarList")
+)
+"""Operators on lists that call one on elements for each tensor."""
 
 _TAKE_NUMBERS = frozenset(("aten::lerp", "aten::masked_fill", "aten::masked_fill_"))
 """Operators whose kernels take the number as it is."""

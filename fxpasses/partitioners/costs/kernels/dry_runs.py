@@ -19,13 +19,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from fxpasses.collecting import collection_paused
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.batched_operands import with_rows
 from fxpasses.partitioners.costs.kernels.composite_operators import in_steps, is_composite
 from fxpasses.partitioners.costs.kernels.derivative_levels import InDerivative, with_tangents
 from fxpasses.partitioners.costs.kernels.described_values import Like, called, described, without_data
-from fxpasses.partitioners.costs.kernels.followed_storages import CANNOT_RUN, FollowedStorages, collecting_later
+from fxpasses.partitioners.costs.kernels.followed_storages import CANNOT_RUN, FollowedStorages
 from fxpasses.partitioners.costs.kernels.kernel_scratch import may_need_scratch, scratch_bytes
 from fxpasses.partitioners.costs.kernels.kernels_in_use import InInference, on_cpu
 from fxpasses.partitioners.jvp_tangents import Levels, tangent_levels
@@ -147,7 +148,7 @@ def run_body(node: Node, autocast: Autocast | None = None) -> DryRun | None:
     owner = node.graph.owning_module
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: _operand(used, owner))
-        with collecting_later(), FollowedStorages() as followed, _under(autocast):
+        with collection_paused(), FollowedStorages() as followed, _under(autocast):
             try:
                 result = node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
             except CANNOT_RUN:
@@ -287,7 +288,7 @@ def _run_once(
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         given, levels = list(map(without_data, leaves)), list(map(_levels, leaves))
         with (
-            collecting_later(),
+            collection_paused(),
             with_tangents(given, levels) as duals,
             with_rows(duals, list(map(_rows, leaves)), rows) as operands,
             follow() as followed,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,25 +15,10 @@ from fxpasses.partitioners.costs.kernels.kernel_results import as_real
 from fxpasses.partitioners.costs.kernels.kernel_scratch import scratch_bytes
 from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 
-__all__ = ["CANNOT_RUN", "FollowedStorages", "collecting_later", "storages_in", "without_levels"]
+__all__ = ["CANNOT_RUN", "FollowedStorages", "storages_in", "without_levels"]
 
 CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError)
 """What operators raise that cannot run on tensors without data."""
-
-
-@contextmanager
-def collecting_later() -> Iterator[None]:
-    """Inside, what hangs together in a circle stays, as in a real run: else it would depend on when Python looks.
-
-    The autograd functions of a ``cond`` hold each other so.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class FollowedStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not say

@@ -78,7 +78,7 @@ def scratch_bytes(func: Any, args: Sequence[Any], result: Any, named: Mapping[st
         args = (*args, (named or {}).get(name))
     if (asks := _SCRATCH.get(func)) is not None:
         return 0 if _is_elsewhere(next(iter(tensors_in([args, result])))) else asks(args, result)
-    return converted_bytes(func, args, result) + number_bytes(func, args, result) if is_pointwise(func) else 0
+    return (converted_bytes(func, args, result) if is_pointwise(func) else 0) + number_bytes(func, args, result)
 
 
 def may_need_scratch(target: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Any) -> bool:

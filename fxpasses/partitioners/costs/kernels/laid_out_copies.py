@@ -23,7 +23,6 @@ __all__ = [
     "LAID_OUT_COPIES",
     "dense_copies",
     "flat_copies",
-    "format_copies",
     "lie_together",
     "transform_copies",
     "triangle_copies",
@@ -42,7 +41,7 @@ def dense_copies(args: Sequence[Any], _result: Any, *, places: Sequence[int] = (
     return sum(map(tensor_bytes, copied)) + max(map(tile_bytes, copied), default=0)
 
 
-def format_copies(args: Sequence[Any], result: Any, *, places: Sequence[int] = (0,), like: int = 0) -> int:
+def _format_copies(args: Sequence[Any], result: Any, *, places: Sequence[int] = (0,), like: int = 0) -> int:
     """The same for kernels that know channels last: operands are laid out as the one at ``like``."""
     last = suggest_memory_format(args[like])
     if last is torch.contiguous_format:
@@ -160,7 +159,7 @@ def _backward_copies(args: Sequence[Any], result: Tensor, *, places: Sequence[in
     """The operands at some places, laid out as the gradient; and what is made once more, unless it is laid out so."""
     last = suggest_memory_format(args[0])
     made_twice = 0 if result.is_contiguous(memory_format=last) else tensor_bytes(result)
-    return format_copies(args, result, places=places) + made_twice
+    return _format_copies(args, result, places=places) + made_twice
 
 
 _DENSE = {
@@ -212,14 +211,14 @@ _FORMATTED = {
 LAID_OUT_COPIES: Mapping[Any, Callable[[Sequence[Any], Any], int]] = MappingProxyType(
     {
         **{func: partial(dense_copies, places=places) for func, places in _DENSE.items()},
-        **{func: partial(format_copies, like=like) for func, like in _FORMATTED.items()},
+        **{func: partial(_format_copies, like=like) for func, like in _FORMATTED.items()},
         **dict.fromkeys((aten.argmax.default, aten.argmin.default), _flattened),
         **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), transform_copies),
         **dict.fromkeys((aten.tril.default, aten.triu.default), triangle_copies),
         aten.index_select.default: _picked_rows,
         aten.embedding.default: _looked_up,
-        aten.max_unpool2d.default: partial(format_copies, places=(0, 1)),
-        aten.adaptive_max_pool2d_backward.default: partial(format_copies, places=(0, 2), like=1),
+        aten.max_unpool2d.default: partial(_format_copies, places=(0, 1)),
+        aten.adaptive_max_pool2d_backward.default: partial(_format_copies, places=(0, 2), like=1),
         aten.roll.default: _rolled,
         aten.aminmax.default: _extremes,
         **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), _searched),

@@ -69,7 +69,7 @@ def _reduced_to_places_bytes(args: Sequence[Any], result: Tensor) -> int:
     """The same; for a mean, how many fall on each place, counted with ones, and which are none."""
     if args[4] != "mean" or _falls_by_rows(args, result):
         return _scattered_bytes(args, result)
-    return _counts_bytes(args, result, bytes_as(args[3], args[3].dtype), _scattered_bytes(args, result))
+    return _counts_bytes(result, bytes_as(args[3], args[3].dtype), _scattered_bytes(args, result))
 
 
 def _reduced_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
@@ -77,10 +77,10 @@ def _reduced_rows_bytes(args: Sequence[Any], result: Tensor) -> int:
     if args[4] != "mean":
         return 0
     ones = torch.empty_like(args[3], device="meta")
-    return _counts_bytes(args, result, 0, bytes_as(ones, ones.dtype) + _added_rows_bytes((*args[:3], ones), result))
+    return _counts_bytes(result, 0, bytes_as(ones, ones.dtype) + _added_rows_bytes((*args[:3], ones), result))
 
 
-def _counts_bytes(args: Sequence[Any], result: Tensor, kept: int, counting: int) -> int:
+def _counts_bytes(result: Tensor, kept: int, counting: int) -> int:
     none = concrete_size(result.numel()) + _NUMBER + result.element_size()
     return bytes_as(result, result.dtype) + kept + max(counting, none)
 

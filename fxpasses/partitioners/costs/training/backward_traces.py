@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxpasses.collecting import collection_paused
 from fxpasses.errors import PlacementError
 from fxpasses.partitioners.costs.graph_figures import value_bytes
 from fxpasses.partitioners.costs.kernels.followed_storages import (
     CANNOT_RUN,
     FollowedStorages,
-    collecting_later,
     storages_in,
 )
 from fxpasses.partitioners.costs.training.added_gradients import AddedGradients
@@ -67,7 +67,7 @@ def trace_backward(graph_module: GraphModule, *, inputs_need_gradients: bool = F
     note_limits(graph_module)
     note_tangents(graph_module)
     forward = ForwardTrace(graph_module)
-    with collecting_later(), torch.enable_grad(), forward.mode:
+    with collection_paused(), torch.enable_grad(), forward.mode:
         inputs = [_input(node, inputs_need_gradients) for node in graph_module.graph.find_nodes(op="placeholder")]
         try:
             with forward.followed:

@@ -28,11 +28,11 @@ from fxpasses.partitioners.tensor_sizes import concrete_size, tensors_in
 from fxpasses.values import has_size_of_data
 from fxpasses.values.vmap_levels import close_levels, open_levels
 
-__all__ = ["BRANCHING", "LOOPING", "ForwardTrace", "example_bytes", "example_of", "storage_key", "traces_its_body"]
+__all__ = ["LOOPING", "ForwardTrace", "example_bytes", "example_of", "storage_key", "traces_its_body"]
 
 aten = torch.ops.aten
 
-BRANCHING = torch.ops.higher_order.cond
+_BRANCHING = torch.ops.higher_order.cond
 LOOPING = torch.ops.higher_order.while_loop
 _SCANNING = "scan"
 _NUMBER = 8
@@ -82,7 +82,7 @@ class ForwardTrace(Interpreter):
             return saved
 
         self.followed.restart()
-        if n.target is BRANCHING and (size := _traced_bytes(self.map_nodes_to_values(n.args, n))):
+        if n.target is _BRANCHING and (size := _traced_bytes(self.map_nodes_to_values(n.args, n))):
             self.traced[n] = size
             self.followed.need(size)
         self.device = next((_near(tensor.device) for tensor in tensors_in(n.meta.get("val"))), None)
@@ -97,7 +97,7 @@ class ForwardTrace(Interpreter):
         for saved in (reference() for reference in packed):
             if saved is not None:  # else the function is gone with a result that nobody has: ``argsort`` sorts
                 for tensor in _parts(n, saved.tensor):
-                    self._note(n, tensor, to_end=n.target is BRANCHING)
+                    self._note(n, tensor, to_end=n.target is _BRANCHING)
         if n in self.differentiable:
             self._note_without_hooks(n, tensors)
         self._note_functions(n, tensors)
@@ -172,9 +172,9 @@ class ForwardTrace(Interpreter):
         if has_size_of_data(n):  # what it is picked by, and from
             operands = n.args if n.target is aten.masked_select.default else n.args[1:]
         else:
-            operands = n.args[:1] if n.target is BRANCHING else ()  # its condition
+            operands = n.args[:1] if n.target is _BRANCHING else ()  # its condition
         for tensor in tensors_in(self.map_nodes_to_values(operands, n)):
-            self._note(n, tensor, to_end=n.target is BRANCHING)
+            self._note(n, tensor, to_end=n.target is _BRANCHING)
         if getattr(n.target, "_name", "") == _SCANNING:
             self._note_held(n, tensors)
 
@@ -350,7 +350,7 @@ def _asks_data(node: Node) -> bool:
 
 def traces_its_body(node: Node) -> bool:
     """Whether its backward is made from a trace: it keeps its operands, or what it computed."""
-    return node.target is BRANCHING or getattr(node.target, "_name", "") == _SCANNING
+    return node.target is _BRANCHING or getattr(node.target, "_name", "") == _SCANNING
 
 
 def _traced_bytes(args: Any) -> int:

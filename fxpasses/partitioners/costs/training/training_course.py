@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -30,7 +31,8 @@ _RATE_BYTES = 12
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    """A finite one that is not negative; a whole number may be too large for a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 @attrs.frozen

@@ -283,9 +283,19 @@ class _Step:
             for place in dict.fromkeys(places.values()):
                 if place.device is not None and place.start <= place.stop:
                     life = self._life(place.start, place.stop, place.size, stay.made_by, _kind_of(stay))
-                    if place is places[stay.made_by] and not stay.passed:  # else it is the gradient of values, too
+                    if place is places[stay.made_by] and not self._is_of_values(stay):
                         life.gradient_of, life.is_sum = stay.gradient_of, stay.is_sum
                     yield place.device, life
+
+    def _is_of_values(self, stay: Stay) -> bool:
+        """Whether a gradient is one of values, too, other than views of the parameters whose gradient it is.
+
+        What the caller gives stays with the caller.
+        """
+        if stay.begin == "given":
+            return bool(stay.passed)
+        own = {storage for node in stay.gradient_of for storage in self.effects.storages(node)}
+        return any(not own.issuperset(self.effects.storages(value)) for value in stay.passed)
 
     def _span(self, stay: Stay) -> tuple[int, int]:
         """From when to when it is there: to the end what nobody frees."""
@@ -305,14 +315,14 @@ class _Step:
             for device, own in users.items():
                 first, *added = sorted(map(self.backward, own))
                 lives = [] if device == self.gradients.made_on(made_by) else [(first + 1, self.end)]
-                if added and not self._first_added(node, users).issubset(own):
+                if added and not self._first_added(users).issubset(own):
                     lives.append((added[0], added[0]))
                 for start, stop in lives:
                     life = self._life(start, stop, value_bytes(node), node, "gradients")
                     life.gradient_of, life.is_sum = (node,), True
                     yield device, life
 
-    def _first_added(self, node: Node, users: Mapping[str, list[Node]]) -> set[Node]:
+    def _first_added(self, users: Mapping[str, list[Node]]) -> set[Node]:
         """Those whose gradients of a parameter are the first that are added up, if the graph's own order says so, too.
 
         That sum is one of those that autograd was seen to make.

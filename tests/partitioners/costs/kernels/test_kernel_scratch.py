@@ -184,6 +184,20 @@ def test_a_kernel_copies_what_it_works_on(name: str) -> None:
     assert_near(func, make(), tables=0)
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+def test_an_operator_on_lists_makes_its_number_a_tensor_for_each(name: str) -> None:
+    """Those whose kernels take numbers do not."""
+    tensors = [torch.randn(8), torch.randn(3)]
+
+    for overload, number in (("Scalar", 2.0), ("ScalarList", [2.0, 3.0])):
+        made, written = (getattr(getattr(aten, f"_foreach_{name}{end}"), overload) for end in ("", "_"))
+        assert scratch_bytes(made, (tensors, number), tensors) == 8 + 4
+        assert_near(made, (tensors, number), tables=0)
+        assert beside_its_result(lambda call=written, by=number: call(tensors, by)) == 8 + 4
+        assert scratch_bytes(written, (tensors, number), None) == 8 + 4
+    assert_near(aten._foreach_clamp_min.Scalar, (tensors, 0.5), tables=0)
+
+
 @pytest.mark.parametrize("of", ["each", "all"])
 @pytest.mark.parametrize("layout", ["by rows", "by columns", "strided"])
 def test_a_triangle_is_copied_where_it_is_not_dense(layout: str, of: str) -> None:
