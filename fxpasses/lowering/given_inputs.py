@@ -23,13 +23,23 @@ __all__ = ["GivenInputs"]
 
 @attrs.frozen
 class _Place:
-    """Where a part reads an input without a copy: where it was when the model was captured."""
+    """Where an input is read: where it was when the model was captured, unless only copies read it.
+
+    Args:
+        name: Of the input.
+        device: Where parts read it.
+        is_written: Whether one writes to it.
+        is_copied: Whether only copies read it, which take it from wherever there is data.
+    """
 
     name: str
     device: torch.device
     is_written: bool
+    is_copied: bool
 
     def holds(self, given: torch.Tensor) -> bool:
+        if self.is_copied:
+            return not given.is_meta
         return given.device == self.device or same_torch_device(given.device, self.device)
 
     def take(self, given: torch.Tensor) -> torch.Tensor:
@@ -51,11 +61,9 @@ class _Place:
 class GivenInputs:
     """Checks, orders and moves the inputs of a lowered model before each call.
 
-    What only copies read needs no place: these take it from wherever it is.
-
     Args:
         contract: What it was captured with.
-        places: Where inputs must be, by their number among all that are given.
+        places: Where inputs are read, by their number among all that are given.
         written: Those that the model writes to, if any.
     """
 
@@ -100,11 +108,12 @@ class GivenInputs:
 
 
 def _place(node: Node, memory: SharedMemory) -> _Place | None:
-    """The place of an input that a part, or a region of parts, reads without a copy."""
+    """The place of an input that a part, or a region of parts, reads, or a copy."""
     readers = [user for user in node.users if user.op == "call_module" or isinstance(user.target, HigherOrderOperator)]
     tensors = tensors_in(node.meta.get("val"))
-    if not readers or not tensors or tensors[0].is_meta:  # captured without data: it may be anywhere
+    is_copied = not readers and any(user.op == "call_function" for user in node.users)
+    if not (readers or is_copied) or not tensors or tensors[0].is_meta:  # captured without data: it may be anywhere
         return None
     storages = memory.storages(node)
     is_written = any(not storages.isdisjoint(memory.written_by(reader)) for reader in readers)
-    return _Place(node.name, tensors[0].device, is_written)
+    return _Place(node.name, tensors[0].device, is_written, is_copied)

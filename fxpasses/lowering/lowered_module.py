@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from fxpasses.devices import Device, same_torch_device
 from fxpasses.errors import PlacementError
 from fxpasses.guards import GUARDS
-from fxpasses.lowering.captured_mode import captured_otherwise
+from fxpasses.lowering.captured_mode import captured_in_types, captured_otherwise
 from fxpasses.lowering.checkpoint_order import checkpoint_places
 from fxpasses.lowering.current_state import check_data, tensors_of
 from fxpasses.lowering.given_inputs import GivenInputs
@@ -182,7 +182,10 @@ class LoweredModule(GraphModule):
         return self._direct.source(self)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoweredModule:
-        """Convert all tensors where they are, or to ``meta``; torch asks for this in ``to``, ``cuda`` and ``half``."""
+        """Convert all tensors where they are, or to ``meta``; torch asks for this in ``to``, ``cuda`` and ``half``.
+
+        Operators that name a type keep it, and a warning says which do.
+        """
         for here in {tensor.device for tensor in (*self.parameters(), *self.buffers()) if not tensor.is_meta}:
             there = _moved_to(fn, here)
             if there.type != "meta" and not same_torch_device(here, there):
@@ -196,6 +199,7 @@ class LoweredModule(GraphModule):
             for table in (module._parameters, module._buffers)
             for name, tensor in table.items()
         ]
+        self._warn_of_types({tensor.dtype for _table, _name, tensor in held if tensor is not None}, fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         converted: dict[int, Any] = {}
         for table, name, tensor in held:  # torch converts what several parts hold once for each
@@ -204,6 +208,18 @@ class LoweredModule(GraphModule):
         types = {dtype for dtype in self._inputs.contract.types if dtype is not None}
         self._take_inputs_in({dtype: fn(torch.empty(0, dtype=dtype)).dtype for dtype in types})
         return self
+
+    def _warn_of_types(self, types: Collection[torch.dtype], fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Say which operators name a type that is converted."""
+        into = {dtype: fn(torch.empty(0, dtype=dtype)).dtype for dtype in types}
+        changed = {before: after for before, after in into.items() if before != after}
+        if changed and (otherwise := captured_in_types(self.program.graph_module, changed)):
+            before, after = next(iter(sorted(changed.items(), key=str)))
+            warnings.warn(
+                f"The model was captured in {before}, and stays so in {listed(node.name for node in otherwise)}. To "
+                f"run it in {after}, convert the model (model.to({after})) and lower it again.",
+                stacklevel=4,
+            )
 
     def _take_inputs_in(self, converted: Mapping[torch.dtype, torch.dtype]) -> None:
         """Ask for inputs in other types than before."""

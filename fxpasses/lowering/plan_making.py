@@ -108,7 +108,8 @@ def _planned(
 ) -> Planned:
     value = bound = None
     if placement is not None and not math.isnan(placement.objective_value):
-        value, bound = placement.objective_value, placement.bound or None
+        value = placement.objective_value
+        bound = placement.bound if placement.bound > 0 or value == 0 else None  # that none is below 0 tells nothing
     summary = summarize(
         attrs.evolve(plan, predicted={"objective_value": value, "bound": bound}),
         graph_module,
@@ -119,7 +120,9 @@ def _planned(
         step=step,
     )
     contents = contents_of(plan.parts, stable_keys(prepared.graph_module))
-    written = with_figures(attrs.evolve(plan, contents=contents), summary, objective_value=value, bound=bound)
+    written = with_figures(
+        attrs.evolve(plan, contents=contents), summary, objective_value=summary.objective_value, bound=bound
+    )
     return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, options, step)
 
 

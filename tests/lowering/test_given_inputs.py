@@ -54,8 +54,11 @@ def test_inputs_that_nobody_reads_may_be_anywhere() -> None:
     assert torch.equal(x + 1, lowered(x, {"a": torch.ones(3, device="meta")}))
 
 
-def test_an_input_without_data_is_refused() -> None:
-    lowered = lower(Mlp(4, 64), (torch.randn(2, 64),), devices=pair())
+@pytest.mark.parametrize("first", ["left", "right"])
+def test_an_input_without_data_is_refused(first: str) -> None:
+    """By what reads it, and where it is only copied, as to the second device."""
+    devices = [Device("left"), Device("right", torch_device="cpu:1")]
+    lowered = lower(Mlp(4, 64), (torch.randn(2, 64),), devices=devices, device_map={"layers.0": first, "": "left"})
 
     said = "The input 'x' is on meta, where there is no data, and the model reads it on cpu: give a tensor with data."
     with pytest.raises(InputError, match=re.escape(said)):

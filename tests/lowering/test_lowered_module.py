@@ -581,6 +581,33 @@ def test_the_mode_in_which_a_model_was_captured_stays_and_is_told() -> None:
     assert not pickled(evaluated).training
 
 
+class FromZeros(nn.Module):
+    """Starts from zeros of the type of its input, and branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.layer(torch.zeros(8, dtype=x.dtype))
+        return x + torch.cond(start.sum() > 0, lambda x: x.to(torch.int64).float(), lambda x: x + 1, (start,))
+
+
+def test_the_types_that_operators_name_stay_and_are_told() -> None:
+    """``half()`` reaches no operator: an LSTM begins with zeros of the type in which it was captured."""
+    x = torch.randn(6, 8)
+    lowered = in_two(FromZeros(), x)
+
+    with pytest.warns(
+        UserWarning,
+        match=r"captured in torch\.float32, and stays so in zeros, to.*\. To run it in torch\.float64, convert the "
+        r"model \(model\.to\(torch\.float64\)\) and lower it again",
+    ):
+        lowered.double()
+    in_two(FromZeros(), x).float()
+    assert torch.float64 == in_two(Mlp(), torch.randn(2, 64)).double()(torch.randn(2, 64).double()).dtype
+
+
 @pytest.mark.parametrize(
     ("share", "warned"), [(0.0, False), (0.2, True)], ids=["no dropout in attention", "dropout in attention"]
 )

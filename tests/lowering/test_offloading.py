@@ -12,7 +12,7 @@ from typing import Any, Literal
 import attrs
 import pytest
 import torch
-from allocations import AllocatedBytes
+from allocations import AllocatedBytes, allocated_peak
 from fake_streams import LateStreams
 from lowering_models import KeyValueCache, Mlp
 from torch import nn
@@ -29,6 +29,7 @@ from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.requests import Request
 from fxpasses.passes import placement
 from fxpasses.passes.placement import copies_of, loads_of
+from fxpasses.passes.placing_parts.copies import LOAD_OF
 from fxpasses.plan import Plan
 from fxpasses.units import KiB
 
@@ -312,6 +313,83 @@ def test_a_step_before_backward_is_refused_like_without_offloading() -> None:
         loss.backward()
 
 
+def test_a_parameter_that_gets_other_data_before_backward_is_refused() -> None:
+    """Gradients were made with the new values, and nobody was told."""
+    model, x = Mlp(6), torch.randn(2, 64)
+    loss = small(model, x)(x).sum()
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()) + 1, model.parameters())
+
+    with pytest.raises(PlacementError, match="was given other data between the forward pass and the backward pass"):
+        loss.backward()
+
+
+class Conjugated(nn.Module):
+    """Complex weights, used as they are, conjugated, or with their imaginary part negated."""
+
+    def __init__(self, used: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.used = used
+        self.weights = nn.ParameterList(torch.randn(16, 16, dtype=torch.complex64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = x * self.used(weight)
+        return x
+
+
+@pytest.mark.parametrize(
+    "used",
+    [torch.conj, lambda weight: weight.mH, lambda weight: weight.conj().imag, torch.real, torch.view_as_real],
+    ids=["conjugated", "transposed", "negated", "real part", "pairs"],
+)
+def test_gradients_of_views_of_loaded_complex_parameters(used: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The backward loaded them without the conjugation: gradients were up to twice as large, and nobody was told."""
+    torch.manual_seed(0)
+    model = Conjugated(used)
+    x = torch.randn(16, 16, dtype=torch.complex64)
+    x = x[..., None].repeat(1, 1, 2) if used is torch.view_as_real else x
+    reference = copy.deepcopy(model)
+    whole = place(model, (x,), devices=[Device("only")]).summary.devices[0].peak_bytes
+    lowered = small(model, x, budget=whole - KiB)
+
+    for module in (reference, lowered):
+        module(x).abs().square().sum().backward()
+
+    assert lowered.plan.offloaded
+    assert_gradients_agree(reference, model)
+
+
+@pytest.mark.parametrize("view", ["transposed", "row", "as it is"])
+def test_a_view_of_a_loaded_parameter_keeps_it_there_for_the_parts_that_use_it(view: str) -> None:
+    """Loads were said to go with the part that makes the view; a third more than the budget was there."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(64, 64) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in self.weights:
+                used = {"transposed": weight.t(), "row": weight.unbind(0)[0][:, None].expand(64, 64)}
+                x = x @ used.get(view, weight)
+            return x
+
+    model, x, kept = Layers(), torch.randn(8, 64), set[str]()
+    for budget in range(90, 20, -4):
+        try:
+            lowered = small(copy.deepcopy(model), x, budget=budget * KiB)
+        except InfeasibleError:
+            break
+        names = {str(node.all_input_nodes[0].target) for node in lowered.graph.nodes if LOAD_OF.has(node)}
+        stay = sum(each.nbytes for name, each in lowered.named_parameters() if name not in names)
+        with torch.no_grad():
+            taken = stay + x.nbytes + allocated_peak(lambda lowered=lowered: lowered(x))
+        (row,) = lowered.report.devices
+        assert taken <= row.peak_bytes <= budget * KiB
+        kept |= names
+    assert kept
+
+
 def test_state_that_is_written_stays_on_the_device() -> None:
     """A cache is not loaded: what a step writes the next one reads."""
     model = Decoder().eval()
@@ -342,13 +420,13 @@ def test_tied_weights_are_one_parameter_that_is_loaded_where_it_is_used() -> Non
 def test_what_parts_load_is_found_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the loads and once for the memory; each choice of parts that stay asks for both."""
     asked: Counter[Any] = Counter()
-    plain = ParameterUses._in_forward
+    plain = ParameterUses._stretches
 
     def counted(self: ParameterUses, constant: Any, name: str) -> Any:
         asked[self, constant, name] += 1
         return plain(self, constant, name)
 
-    monkeypatch.setattr(ParameterUses, "_in_forward", counted)
+    monkeypatch.setattr(ParameterUses, "_stretches", counted)
 
     planned = place(Mlp(12, 64), (torch.randn(2, 64),), devices=[Device("small", 60 * KiB)], offload="cpu")
 

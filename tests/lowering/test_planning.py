@@ -25,6 +25,7 @@ from fxpasses import (
     PlacementError,
     Plan,
     PlanError,
+    Training,
     fake_devices,
     lower,
 )
@@ -208,7 +209,8 @@ def test_the_report_has_the_path_the_bound_and_advice(planned: Planned) -> None:
     assert ["compute", "copy", "compute"] == [row.kind for row in report.path]
     assert report.path[0].heaviest[0][0].startswith("layers.")
     assert report.advice
-    assert report.bound is None or report.bound <= report.objective_value * (1 + 1e-9)
+    assert report.bound is not None
+    assert 0 < report.bound <= report.objective_value * (1 + 1e-9)
     assert None is planned.report(advice=False).advice
     assert json.loads(json.dumps(report.to_json()))["advice"][0]["text"] == report.advice[0].sentence()
 
@@ -406,6 +408,10 @@ def test_the_page_shows_it_all(planned: Planned) -> None:
         (
             lambda: place(Mlp(), ARGS, devices=TWO, pinned={"head": "left"}),
             "`pinned` names 'head', from which no operator of this graph comes; ",
+        ),
+        (
+            lambda: place(nn.Sequential(nn.Linear(64, 64)), ARGS, devices=TWO, pinned={0: "left"}),  # type: ignore[dict-item]
+            "`pinned` names 0, from which no operator of this graph comes; a path is a text: write '0'.",
         ),
         (
             lambda: place(Mlp(), ARGS, devices=TWO, objective="speed"),
@@ -635,3 +641,36 @@ def test_a_name_is_a_text() -> None:
     """The plan could be saved, and not be read again."""
     with pytest.raises(InputError, match=r"^The name of a model is a text, not 3\.$"):
         place(Mlp().eval(), (torch.ones(2, 64),), devices=[Device("a")], name=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory", "devices"])
+@pytest.mark.parametrize(("training", "budgets"), [(None, (30, 200)), (Training(1), (60, 400))])
+@pytest.mark.parametrize("is_offloaded", [True, False])
+def test_a_plan_that_is_followed_tells_its_objective_again(
+    objective: Any, training: Any, budgets: tuple[int, int], is_offloaded: bool
+) -> None:
+    """Of offloaded parts, too; only the bound is a search's own. The value was ``None``."""
+    budget = (budgets[0] if is_offloaded else budgets[1]) * KiB
+    devices = [Device("left", budget, flops=1e10), Device("right", 2 * budget, flops=2e10)]
+    model, inputs = Mlp(6), (torch.randn(8, 64),)
+    searched = place(model, inputs, devices=devices, objective=objective, training=training, offload="cpu")
+
+    followed = place(model, inputs, plan=Plan.from_json(searched.plan.to_json()))
+
+    assert bool(searched.plan.offloaded) == is_offloaded
+    assert searched.summary.objective_value is not None
+    assert pytest.approx(searched.summary.objective_value) == followed.summary.objective_value
+    assert None is followed.summary.bound
+
+
+def test_that_nothing_is_to_do_is_proven_optimal() -> None:
+    """A bound of 0 was taken for none."""
+
+    class Views(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(4, 4).t()
+
+    summary = place(Views(), (torch.randn(16),), devices=[Device("left"), Device("right")]).summary
+
+    assert (0.0, 0.0, 0.0) == (summary.objective_value, summary.bound, summary.gap)
+    assert "Proven optimal: no placement of this kind is quicker." == summary.optimality()

@@ -620,6 +620,34 @@ def test_checkpoints_of_a_placed_graph_have_the_models_own_names(copied: Any) ->
     assert torch.equal(model(x), module(x))
 
 
+class Scaled(nn.Module):
+    """Two layers, and a buffer that is in no checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("scale", torch.full((64,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * self.scale) * self.scale
+
+
+@pytest.mark.parametrize("copied", [lambda module: module, copy.deepcopy], ids=["itself", "a copy"])
+def test_buffers_that_are_in_no_checkpoint_stay_out_of_it(copied: Any) -> None:
+    """Torch's copy of a graph makes all of its buffers persistent; the model's checkpoint did not load any more."""
+    model, other, x = Scaled(), Scaled(), torch.randn(2, 64)
+    module = copied(placed(model, x))
+    around = nn.ModuleDict({"net": module})
+
+    assert model.state_dict().keys() == module.state_dict().keys()
+    assert other.state_dict(prefix="net.").keys() == around.state_dict().keys()
+    module.load_state_dict(other.state_dict())
+    assert torch.equal(other(x), module(x))
+    around.load_state_dict(Scaled().state_dict(prefix="net."))
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"first.bias\"\."):
+        module.load_state_dict({name: value for name, value in other.state_dict().items() if name != "first.bias"})
+
+
 def test_what_a_checkpoint_lacks_is_told_under_the_models_own_name() -> None:
     model, x = Mlp(4), torch.randn(2, 64)
     module, state = placed(model, x), model.state_dict()

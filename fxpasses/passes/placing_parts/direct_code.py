@@ -37,7 +37,7 @@ from fxpasses.passes.placing_parts.copies import COPY, COPY_OF
 from fxpasses.passes.placing_parts.copy_engine import await_copy, release_copy
 from fxpasses.passes.placing_parts.state_reads import StateReads
 
-__all__ = ["DirectCode", "Unwritable", "can_be_written_out", "write_direct_code"]
+__all__ = ["DirectCode", "Unwritable", "write_direct_code"]
 
 _LAST = 2**63 - 1  # what exported slices write for an open end
 _PLAIN = (bool, int, str, type(None), type(Ellipsis))
@@ -66,7 +66,7 @@ class DirectCode:
     written_out: Mapping[str, GraphModule]
 
 
-def can_be_written_out(module: torch.nn.Module) -> bool:
+def _can_be_written_out(module: torch.nn.Module) -> bool:
     """Whether calling a module does nothing but run its graph."""
     return (
         isinstance(module, GraphModule)
@@ -194,7 +194,7 @@ class _Writer:
 
     def _module(self, path: str, node: Node, arguments: Sequence[Any], values: Mapping[Node, Written]) -> Written:
         module = self.root.get_submodule(path)
-        if can_be_written_out(module) and not node.kwargs:
+        if _can_be_written_out(module) and not node.kwargs:
             assert isinstance(module, GraphModule)
             if type(module.graph._codegen) is CodeGen:
                 self.written_out[path] = module

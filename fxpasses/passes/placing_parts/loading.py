@@ -7,7 +7,6 @@ would keep of a loaded parameter is loaded again when the backward pass needs it
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ from typing import Any, cast
 import attrs
 import torch
 from torch.fx import GraphModule, Node, Proxy
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxpasses.devices import MAIN_MEMORY, Device, same_torch_device
 from fxpasses.errors import PlacementError
@@ -117,24 +117,73 @@ def under_functorch() -> bool:
 
 
 @attrs.frozen(eq=False)
-class _Kept:
-    """What autograd keeps instead of a loaded parameter, or of a view of it: where to load it from."""
+class _Source:
+    """A parameter as it was when it was loaded.
+
+    Args:
+        parameter: The parameter.
+        version: How often it had been changed in place.
+        memory: Where its elements lay; while this is there, nothing else gets the address.
+        again: What was loaded again last on each device, for as long as somebody has it.
+    """
 
     parameter: torch.Tensor
     version: int
+    memory: StorageWeakRef
+    again: dict[torch.device, StorageWeakRef] = attrs.field(init=False, factory=dict)
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> _Source:
+        memory = StorageWeakRef(parameter.untyped_storage())  # type: ignore[no-untyped-call]  # torch does not say
+        return cls(parameter, parameter._version, memory)
+
+    def loaded(self, device: torch.device) -> torch.UntypedStorage:
+        """Its elements on a device; a backward that reads them by way of several values has them once."""
+        last = self.again.get(device)
+        there: torch.UntypedStorage | None = None
+        if last is not None:
+            there = torch.UntypedStorage._new_with_weak_ptr(last.cdata)
+        if there is None:
+            there = COPY(self.parameter.detach(), device=device).untyped_storage()
+            self.again[device] = StorageWeakRef(there)  # type: ignore[no-untyped-call]  # torch does not say
+        return there
+
+    def check_as_before(self) -> None:
+        """Refuse one that somebody has written to, or given other data."""
+        there: int = self.parameter.untyped_storage()._cdata
+        if self.parameter._version == self.version and there == self.memory.cdata:
+            return
+        what = "changed in place" if there == self.memory.cdata else "given other data"
+        raise PlacementError(
+            f"A parameter of an offloaded part was {what} between the forward pass and the backward pass that needs "
+            "its old values; step the optimizer after backward()."
+        )
+
+
+@attrs.frozen(eq=False)
+class _Kept:
+    """What autograd keeps instead of a loaded parameter, or of a view of it: where to load it from, and how it lies."""
+
+    source: _Source
     device: torch.device
+    dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    is_conjugated: bool
+    is_negated: bool
+
+    @classmethod
+    def of(cls, source: _Source, tensor: torch.Tensor) -> _Kept:
+        lies = (tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        return cls(source, tensor.device, tensor.dtype, *lies, tensor.is_conj(), tensor.is_neg())
 
     def loaded(self) -> torch.Tensor:
-        if self.parameter._version != self.version:
-            raise PlacementError(
-                "A parameter of an offloaded part was changed in place between the forward pass and the backward pass "
-                "that needs its old values; step the optimizer after backward()."
-            )
-        again: torch.Tensor = COPY(self.parameter.detach(), device=self.device)
-        return again.as_strided(self.size, self.stride, self.offset)
+        self.source.check_as_before()
+        memory = self.source.loaded(self.device)
+        again = torch.empty(0, dtype=self.dtype, device=self.device).set_(memory, self.offset, self.size, self.stride)
+        again = again.conj() if self.is_conjugated else again
+        return torch._neg_view(again) if self.is_negated else again
 
 
 @attrs.frozen(eq=False)
@@ -168,21 +217,30 @@ class _Outer:
         return self.unpack(self.packed)
 
 
+@attrs.frozen(eq=False)
+class _Loaded:
+    """What was loaded in a call: its memory, whose address nothing else gets, its version then, and from where."""
+
+    memory: StorageWeakRef
+    version: int
+    source: _Source
+
+
 @attrs.define(eq=False)
 class _Loads:
-    """The loads of one call that are still there, by the address of their storage.
+    """The loads of one call, by the address of their memory.
 
     Args:
         outer: The hooks around the call, which torch does not ask beside those of the call.
     """
 
     outer: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None = None
-    of_storage: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = attrs.field(factory=dict)
+    of_storage: dict[int, _Loaded] = attrs.field(factory=dict)
 
     def note(self, loaded: torch.Tensor, parameter: torch.Tensor) -> None:
-        if loaded.layout == torch.strided:  # another one, as of a sparse buffer, has no storage to be told by
-            address = loaded.untyped_storage()._cdata
-            self.of_storage[address] = (weakref.ref(loaded), parameter, parameter._version)
+        if loaded.layout == parameter.layout == torch.strided:  # a sparse buffer has no storage to be told by
+            memory = StorageWeakRef(loaded.untyped_storage())  # type: ignore[no-untyped-call]  # torch does not say
+            self.of_storage[memory.cdata] = _Loaded(memory, loaded._version, _Source.of(parameter))
 
     def keep(self, tensor: torch.Tensor) -> _Saved | _Kept | _Outer:
         """What autograd shall keep of a tensor: hooks around the call are asked about all but loaded parameters."""
@@ -193,13 +251,10 @@ class _Loads:
         return _Outer(pack(tensor), unpack)
 
     def _kept(self, tensor: torch.Tensor) -> _Saved | _Kept:
-        if tensor.layout != torch.strided or (found := self.of_storage.get(tensor.untyped_storage()._cdata)) is None:
+        found = self.of_storage.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
+        if found is None or tensor._version != found.version:  # what was written into what is loaded is nowhere else
             return _Saved.of(tensor)
-        reference, parameter, version = found
-        loaded = reference()  # an address is used again once its tensor is gone
-        if loaded is None or loaded.dtype != tensor.dtype:
-            return _Saved.of(tensor)
-        return _Kept(parameter, version, tensor.device, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        return _Kept.of(found.source, tensor)
 
 
 _LOADS: ContextVar[_Loads | None] = ContextVar("fxpasses_loads", default=None)

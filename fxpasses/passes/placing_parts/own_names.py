@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -21,7 +21,12 @@ def keep_own_names(graph_module: torch.nn.Module, parts: Iterable[str]) -> None:
         graph_module: The top level of a split.
         parts: The names of its parts.
     """
-    names = _OwnNames(tuple(parts))
+    left_out = (
+        f"{path}.{name}" if path else name
+        for path, module in graph_module.named_modules(remove_duplicate=False)
+        for name in sorted(module._non_persistent_buffers_set)
+    )
+    names = _OwnNames(tuple(parts), frozenset(left_out))
     # torch notes something on each hook, which a bound method does not take
     rename, expect, tell = (functools.partial(hook) for hook in (names.rename, names.expect, names.tell))
     graph_module.register_state_dict_post_hook(rename)  # type: ignore[no-untyped-call]  # torch does not say
@@ -31,9 +36,15 @@ def keep_own_names(graph_module: torch.nn.Module, parts: Iterable[str]) -> None:
 
 @attrs.frozen
 class _OwnNames:
-    """The hooks."""
+    """The hooks.
+
+    Args:
+        parts: The names of the parts.
+        left_out: The buffers that are in no checkpoint; torch forgets that of them in a copy of a graph.
+    """
 
     parts: tuple[str, ...]
+    left_out: frozenset[str]
 
     def by_name_here(self, module: torch.nn.Module) -> dict[str, str]:
         """The model's name of each tensor that a part holds, by its name here."""
@@ -47,7 +58,8 @@ class _OwnNames:
     def rename(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         """After ``state_dict``."""
         names = {prefix + here: prefix + own for here, own in self.by_name_here(module).items()}
-        entries = list(state.items())
+        gone = {prefix + here for here in self.left_out}
+        entries = [(key, value) for key, value in state.items() if key not in gone]
         state.clear()
         state.update((names.get(key, key), value) for key, value in entries)
 
@@ -62,12 +74,21 @@ class _OwnNames:
     def tell(self, module: torch.nn.Module, keys: Any) -> None:
         """After it: what is missing, also where the graph is in a module, whose name then comes first."""
         names = self.by_name_here(module)
-        keys.missing_keys[:] = dict.fromkeys(_renamed(key, names) for key in keys.missing_keys)
+        missing = (key for key in keys.missing_keys if not _is_one_of(key, self.left_out))
+        keys.missing_keys[:] = dict.fromkeys(_renamed(key, names) for key in missing)
+
+
+def _tails(key: str) -> Iterator[str]:
+    """A key without the names of modules around, from none to all."""
+    steps = key.split(".")
+    return (".".join(steps[at:]) for at in range(len(steps)))
+
+
+def _is_one_of(key: str, names: Container[str]) -> bool:
+    return any(tail in names for tail in _tails(key))
 
 
 def _renamed(key: str, names: Mapping[str, str]) -> str:
     """A key of which the end is a name here, with the model's own in its place."""
-    steps = key.split(".")
-    tails = (".".join(steps[at:]) for at in range(len(steps)))
-    tail = next((tail for tail in tails if tail in names), None)
+    tail = next((tail for tail in _tails(key) if tail in names), None)
     return key if tail is None else key.removesuffix(tail) + names[tail]
