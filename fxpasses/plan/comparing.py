@@ -15,7 +15,7 @@ from fxpasses.plan.condensing import condensed, module_homes
 from fxpasses.plan.contents import differences
 from fxpasses.plan.keys import covering_entries, path_in, stable_keys
 from fxpasses.plan.parts import PartPlan
-from fxpasses.plan.writing import device_facts
+from fxpasses.plan.writing import device_facts, link_facts
 from fxpasses.units import format_bytes, format_seconds
 from fxpasses.wording import listed
 
@@ -28,6 +28,7 @@ __all__ = ["Change", "Move", "PlanDiff", "diff"]
 
 _MADE_SMALL = ("objective_value", "bound")
 """What is told in the unit of the objective."""
+_RATES = ("bandwidth", "flops")
 
 
 @attrs.frozen
@@ -204,7 +205,7 @@ def _by_ends(links: tuple[Link, ...]) -> dict[str, dict[str, Any]]:
         both_ways = (link.second, link.first) not in ends
         first, second = sorted((link.first, link.second)) if both_ways else (link.first, link.second)
         turned = attrs.evolve(link, first=first, second=second)
-        found[f"link {first}:{second}"] = attrs.asdict(turned, filter=lambda attribute, _value: bool(attribute.eq))
+        found[f"link {first}:{second}"] = {name: fact for name, fact in link_facts(turned).items() if name != "via"}
     return found
 
 
@@ -279,6 +280,8 @@ def _figures(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], An
 def _worded(field: str, value: Any, objective: str) -> str:
     if value is None:
         return {"available_mem_bytes": "no limit", "size": "nothing", "training": "none"}.get(field, "not known")
+    if value == "inf" and field in _RATES:
+        return "no limit"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if "bytes" in field or "size" in field:
             return format_bytes(value)
@@ -286,7 +289,7 @@ def _worded(field: str, value: Any, objective: str) -> str:
             return objective_text(objective, value)
         if field in ("seconds", "latency", "overhead"):
             return format_seconds(value)
-        if field in ("bandwidth", "flops"):
+        if field in _RATES:
             return f"{value:.4g}/s"
         return str(value) if isinstance(value, int) else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

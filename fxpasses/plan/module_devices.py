@@ -19,7 +19,7 @@ __all__ = ["devices_by_module", "refuse_elsewhere"]
 def devices_by_module(parts: Sequence[PartPlan]) -> Iterator[tuple[str, str]]:
     """Module path and device of each entry; a module with exceptions counts once more than they are.
 
-    A region is where the module is that fills it, and needs no entry (:mod:`~.placing.module_origins`).
+    A region is where the module is that fills it, and needs no entry (:mod:`~.placing.names.module_origins`).
     """
     whole = {path_in(op): part.device for part in parts for op in part.ops if op.endswith("/*")}
     for part in parts:

@@ -310,9 +310,11 @@ def _refuse_unknown(entry: Mapping[str, Any], known: Sequence[str], where: str =
 
 
 def _refuse_twice(names: Sequence[str], what: str) -> None:
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
             raise PlanError(f"In this plan two {what} {name!r}; give each its own name.")
+        seen.add(name)
 
 
 def _shown(value: Any) -> str:

@@ -17,7 +17,7 @@ from fxpasses.plan.reading import VERSION
 if TYPE_CHECKING:
     from fxpasses.plan.plans import Plan
 
-__all__ = ["device_facts", "plan_facts"]
+__all__ = ["device_facts", "link_facts", "plan_facts"]
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "pipeline": plan.pipeline,
         **({} if plan.training is None else {"training": _training_facts(plan.training)}),
         "devices": [device_facts(device) for device in plan.devices],
-        "links": [_link_facts(link) for link in plan.links],
+        "links": [link_facts(link) for link in plan.links],
         "parts": [_part_facts(part) for part in plan.parts],
         **({"contents": _contents_facts(plan.contents)} if plan.contents else {}),
         "copies": [dict(each) for each in plan.copies],
@@ -44,7 +44,7 @@ def device_facts(device: Device) -> dict[str, Any]:
     return _without_infinity(attrs.asdict(device, filter=lambda attribute, _value: attribute.name not in left_out))
 
 
-def _link_facts(link: Link) -> dict[str, Any]:
+def link_facts(link: Link) -> dict[str, Any]:
     """A link as plain data; only a route has a way."""
     return _without_infinity(attrs.asdict(link, filter=lambda attribute, value: attribute.name != "via" or value != ()))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Device
+from fxpasses.partitioners.costs.graph_figures import is_compute
 from fxpasses.wording import counted
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def draw_parts(graph_module: GraphModule, device_of: Mapping[str, Device]) -> gr
 def _compute_nodes(part: object) -> list[Node]:
     if not isinstance(part, GraphModule):
         return []
-    return [node for node in part.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    return [node for node in part.graph.nodes if is_compute(node)]
 
 
 def _label(node: Node) -> str:

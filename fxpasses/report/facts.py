@@ -87,18 +87,27 @@ def summarize(
     shown = known(samples=min(8, 2 * len(course.held))) if fills and len(course.held) else run
     sent = _planned_copies(graph_module, assignment, plan, keys, loads)
     period = max(load.values(), default=0.0) if plan.objective == "throughput" else seconds
+    held = uses.memory(plan.offloaded)
+    value = plan.predicted.get("objective_value")
+    if value is None:  # nothing was searched, but what a search makes small is known all the same
+        value = {
+            "throughput": period,
+            "latency": run.timeline.makespan,
+            "memory": float(max((each.peak for each in held.values()), default=0)),
+            "devices": float(len({device_of[str(part)].name for part in assignment.order})),
+        }[plan.objective]
     return Summary(
         plan.model,
         plan.objective,
         len(assignment.partition_of),
         (),
         tuple(passes),
-        tuple(device_rows(plan, assignment, course, load, period, keys, loads=(uses.memory(plan.offloaded), loading))),
+        tuple(device_rows(plan, assignment, course, load, period, keys, loads=(held, loading))),
         tuple(sent),
         seconds * 1e3,
         reasons={key: _why_there(node, assignment, device_of, reasons or {}) for node, key in keys.items()},
         path=tuple(_path_rows(run, assignment, taken, keys, step)),
-        objective_value=plan.predicted.get("objective_value"),
+        objective_value=value,
         bound=plan.predicted.get("bound"),
         timeline=shown.timeline,
         replicas=tuple(_replica_rows(graph_module, assignment, device_of, whole, keys, loads)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import attrs
 
 from fxpasses.partitioners.costs.training.training_course import Training
 from fxpasses.partitioners.placing.objective_values import objective_text
+from fxpasses.partitioners.solvers.gaps import gap_above
 from fxpasses.simulation.advice import Advice
 from fxpasses.timeline import Timeline
 from fxpasses.units import format_bytes, format_percent, format_seconds
@@ -255,7 +257,8 @@ class Summary:
         """How far above the bound the placement is at most, as a share of it; None where that is not known."""
         if self.bound is None or self.objective_value is None:
             return None
-        return max(0.0, self.objective_value / self.bound - 1) if self.bound > 0 else None
+        gap = gap_above(self.objective_value, self.bound)
+        return gap if math.isfinite(gap) else None
 
     def optimality(self) -> str:
         """What is known about better placements, in words."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import attrs
@@ -15,6 +16,9 @@ __all__ = ["with_faster_link"]
 def with_faster_link(topology: Topology, first: str, second: str, factor: float) -> Topology:
     """The same devices, one link between which is faster; routes stay as they are. Time O(length of all routes).
 
+    A route may lead over a link whose ends another route joins sooner; what that link is like is not known any more, so
+    such a route is not said to become faster.
+
     Args:
         topology: Devices and links.
         first: One end of the link.
@@ -25,8 +29,16 @@ def with_faster_link(topology: Topology, first: str, second: str, factor: float)
     fast = Link(first, second, slow.bandwidth * factor, slow.latency / factor)
     others = [link for link in topology.links if (link.first, link.second) != (first, second)]
     changed = Topology(topology.devices, (*others, fast))
-    links = [_along(changed, link) if slow in _wires(topology, link) else link for link in changed.links]
+    links = [_along(changed, link) if _leads_over(topology, link, slow) else link for link in changed.links]
     return Topology(topology.devices, links)
+
+
+def _leads_over(topology: Topology, route: Link, wire: Link) -> bool:
+    """Whether a link is known to be one of those that a route leads over."""
+    if wire not in _wires(topology, route):
+        return False
+    before = _along(topology, route)
+    return before.bandwidth == route.bandwidth and math.isclose(before.latency, route.latency, rel_tol=1e-9)
 
 
 def _wires(topology: Topology, route: Link) -> Iterator[Link]:

@@ -113,5 +113,5 @@ def memory_curve(course: MemoryCourse, device: str, clocks: Sequence[Clock], ear
         levels = list(itertools.accumulate((step[3] for step in same), initial=held))[1:]
         held = levels[-1]
         highest = max(levels)
-        curve += [(second, size) for size in dict.fromkeys((highest, held)) if size != curve[-1][1] or size == highest]
+        curve += [(second, size) for size in dict.fromkeys((highest, held))]
     return tuple(curve)

@@ -29,6 +29,7 @@ from fxpasses.partitioners.costs.task_lists import (
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.simulation.memory_curves import Early, clocks_of, memory_curve
 from fxpasses.timeline import Flow, Span, Timeline
+from fxpasses.wording import counted
 
 __all__ = [
     "Detail",
@@ -39,7 +40,8 @@ __all__ = [
     "simulate",
 ]
 
-MOST_SAMPLES = 100_000
+MOST_SAMPLES, MOST_RUNS = 100_000, 10_000_000
+"""Samples, and runs of operators in all: some ten microseconds and a third of a kilobyte each."""
 
 Detail = Literal["parts", "ops"]
 """What a span is: a whole part, or one operator of it."""
@@ -165,10 +167,11 @@ def simulate(
         tasks are parts, copies and loads.
 
     Raises:
-        InputError: no sample, an unknown option, or several samples of a training step.
+        InputError: no sample or too many, an unknown option, or several samples of a training step.
         MissingMetadataError: a node has no value and no cost; the message names the pass that writes them.
     """
     overlap = _checked(samples, overlap, detail, step)
+    _refuse_too_many(samples, len(assignment.partition_of))
     if seconds is None:
         seconds = {node: seconds_of(node, device_of[str(part)]) for node, part in assignment.partition_of.items()}
     taken = seconds
@@ -215,11 +218,6 @@ def simulate(
 def _checked(samples: int, overlap: Overlap | None, detail: Detail, step: TrainingStep | None) -> Overlap:
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise InputError(f"A simulation takes 1 sample or more, not {samples!r}.")
-    if samples > MOST_SAMPLES:
-        raise InputError(
-            f"A simulation takes {MOST_SAMPLES} samples at most, not {samples}; after some hundred, each takes as long "
-            "as the one before."
-        )
     if step is not None and samples > 1:
         raise InputError(
             f"A training step is simulated for one sample, not {samples}: what several hold at a time depends on the "
@@ -232,6 +230,16 @@ def _checked(samples: int, overlap: Overlap | None, detail: Detail, step: Traini
         if value is not None and value not in known:
             raise InputError(f"There is no {what} {value!r}; there is {', '.join(known)}.")
     return overlap or ("none" if samples == 1 else "devices")
+
+
+def _refuse_too_many(samples: int, operators: int) -> None:
+    most = min(MOST_SAMPLES, max(1, MOST_RUNS // max(1, operators)))
+    if samples > most:
+        large = f" of {counted(operators, 'operator')}" if most < MOST_SAMPLES else ""
+        raise InputError(
+            f"A simulation{large} takes {counted(most, 'sample')} at most, not {samples}; after some hundred, each "
+            "takes as long as the one before."
+        )
 
 
 def _spans(

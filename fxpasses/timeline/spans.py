@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -115,10 +116,18 @@ class Timeline:
         found = dict.fromkeys([*self.tracks, *(span.track for span in self.spans), *self.memory])
         object.__setattr__(self, "tracks", tuple(found))
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Seconds from 0 to the end of the last span."""
         return max((span.end for span in self.spans), default=0.0)
+
+    @cached_property
+    def _by_track(self) -> dict[str, list[Span]]:
+        """The spans of each track, by start."""
+        found: dict[str, list[Span]] = {track: [] for track in self.tracks}
+        for span in sorted(self.spans, key=lambda each: (each.start, each.end)):
+            found[span.track].append(span)
+        return found
 
     def on(self, track: str) -> list[Span]:
         """The spans of one track, by start.
@@ -127,7 +136,7 @@ class Timeline:
             InputError: there is no such track.
         """
         self._check_known(track)
-        return sorted((span for span in self.spans if span.track == track), key=lambda span: (span.start, span.end))
+        return list(self._by_track[track])
 
     def busy(self, track: str) -> float:
         """Seconds in which a track does something; what overlaps counts once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import attrs
 import pytest
@@ -187,10 +188,12 @@ def test_a_link_has_a_direction_where_another_leads_back() -> None:
 
 
 def test_a_plan_that_is_followed_does_not_differ_from_itself() -> None:
-    """What only a search knows, the objective's value and its bound, is no difference."""
+    """What only a search knows, the bound, is no difference; the objective's value is found again."""
     inputs = (torch.randn(2, 64),)
     searched = place(Mlp(2), inputs, devices=cpu_pair(), objective="throughput").plan
     followed = place(Mlp(2), inputs, plan=searched).plan
+
+    assert {**searched.predicted, "bound": None} == {**followed.predicted, "bound": None}
 
     assert not searched.diff(followed)
     assert not followed.diff(searched)
@@ -206,3 +209,17 @@ def test_parameters_that_are_loaded_in_only_one_of_two_plans_differ() -> None:
     for found in (one.diff(other), one.diff(other, graph_module)):
         assert "left → left with parameters in main memory: layers.1/*" in str(found)
     assert "left with parameters in main memory → left: layers.1/*" == str(other.diff(one))
+
+
+def test_a_link_without_a_limit_is_told_in_strict_json_and_in_words() -> None:
+    """The JSON held ``Infinity``, which no other reader takes, and the text quotes."""
+    devices = (Device("a"), Device("b"))
+    one = Plan("m", "latency", devices, (Link("a", "b", math.inf),), ())
+    other = Plan("m", "latency", (Device("a", bandwidth=math.inf), devices[1]), (Link("a", "b", 1e9),), ())
+
+    found = one.diff(other)
+
+    told = [("bandwidth", 20e9, "inf"), ("bandwidth", "inf", 1e9)]
+    assert told == [(change.field, change.before, change.after) for change in found.devices]
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert ["device a: bandwidth 2e+10/s → no limit", "link a:b: bandwidth no limit → 1e+09/s"] == list(found.lines())

@@ -192,3 +192,15 @@ def test_a_larger_memory_holds_what_is_loaded(memory: int) -> None:
     assert pytest.approx(planned.summary.objective_value) == advice.before
     assert planned.plan.offloaded
     assert larger.plan.predicted["objective_value"] <= advice.after * (1 + 1e-9) < advice.before
+
+
+def test_a_route_over_a_link_that_another_route_replaces_is_not_said_to_become_faster() -> None:
+    """From a to c by way of b, over a slow link; from a to b by way of x, which suits large values better."""
+    links = [Link("a", "b", 1.0, 0.0), Link("a", "x", 10.0, 0.5), Link("x", "b", 10.0, 0.5), Link("b", "c", 1.0, 0.0)]
+    topology = Topology.routed([Device(name) for name in "abcx"], links, size=10)
+    assert (("x",), ("b",)) == (topology.link("a", "b").via, topology.link("a", "c").via)
+
+    faster = with_faster_link(topology, "b", "c", 2.0)
+
+    assert 5.0 == faster.seconds("b", "c", 10)
+    assert 10.0 == faster.seconds("a", "c", 10)

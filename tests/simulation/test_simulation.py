@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from fuzz import examples
@@ -18,8 +19,10 @@ from torch.fx import GraphModule
 from fxpasses import Assignment, CycleError, Device, InputError, Link, MissingMetadataError, Topology, place
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.memory import predict_memory
+from fxpasses.partitioners.costs.memory_courses import Life, MemoryCourse
 from fxpasses.partitioners.placing.device_runs import runs_of
-from fxpasses.simulation import simulate
+from fxpasses.simulation import simulate, simulating
+from fxpasses.simulation.memory_curves import Clock, Early, memory_curve
 from fxpasses.timeline import Span
 
 
@@ -357,3 +360,26 @@ def test_a_node_without_costs_names_the_pass_that_writes_them() -> None:
 
     with pytest.raises(MissingMetadataError, match=r"run MeasureCosts\(example_inputs=\.\.\.\) first"):
         simulate(graph, assignment, {"a": TWO["a"]}, TWO)
+
+
+def test_memory_falls_back_after_what_an_operator_needs_for_a_moment() -> None:
+    """It was shown as high as that until something else came."""
+    life = Life(1, 1, 50, False, next(iter(MLP.graph.nodes)))
+    course = MemoryCourse((), {"a": 100}, {"a": (life,)})
+    course = attrs.evolve(course, schedule=tuple(MLP.graph.nodes)[:3])
+    clock = Clock((0.0, 1.0, 1.0), (1.0, 1.0, 10.0), 10.0)
+
+    assert ((0.0, 100), (1.0, 150), (1.0, 100)) == memory_curve(course, "a", [clock], Early({}))
+
+
+def test_large_models_are_simulated_for_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of an operator takes its time and its bytes."""
+    monkeypatch.setattr(simulating, "MOST_RUNS", 20)
+    grouping = {node: "a" for node in MLP.graph.nodes if node.op == "call_function"}
+    placed = (Assignment.of(MLP, grouping), {"a": Device("a")}, Topology([Device("a")]))
+    most = 20 // len(grouping)
+
+    assert most == simulate(MLP, *placed, samples=most).samples
+    said = f"A simulation of {len(grouping)} operators takes {most} samples at most, not {most + 1}; after some hundred"
+    with pytest.raises(InputError, match=said):
+        simulate(MLP, *placed, samples=most + 1)

@@ -13,10 +13,11 @@ import pytest
 from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from work import lines_run
 
 from fxpasses import InputError
 from fxpasses.timeline import COLUMNS, Flow, Span, Timeline, lanes_of
-from fxpasses.units import MiB
+from fxpasses.units import MiB, format_seconds
 
 
 @pytest.fixture
@@ -279,3 +280,13 @@ def test_a_span_has_times_that_make_sense(value: float) -> None:
 def test_memory_does_not_go_back_in_time() -> None:
     with pytest.raises(InputError, match=r"^The memory of 'cpu' goes back in time; give its steps in the order"):
         Timeline((), memory={"cpu": [(2.0, 1), (1.0, 2)]})
+
+
+@pytest.mark.parametrize("tracks", [10, 40])
+def test_many_tracks_are_told_apart_once(tracks: int) -> None:
+    """All spans were gone through again for each track: 250,000 on 127 tracks took 20 seconds."""
+    names = [f"device {number}" for number in range(tracks)]
+    timeline = Timeline(Span(name, "part", float(sample), 0.5) for sample in range(400 // tracks) for name in names)
+
+    assert lines_run(timeline.table) < 30 * len(timeline.spans) + 200 * tracks
+    assert {format_seconds(400 // tracks / 2)} == {row[1] for row in timeline.table()}
