@@ -5,15 +5,15 @@ A :class:`Device` is a description, not a handle: planning works without the har
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import networkx as nx
 
 from fxpasses.errors import InputError, PlacementError, also_as, came_from
 from fxpasses.units import GiB, MiB, parse_bytes, parse_count, parse_rate, parse_seconds, plain_number
@@ -51,7 +51,8 @@ DEFAULT_LINK_BANDWIDTH = 16 * GiB
 DEFAULT_LINK_LATENCY = 5e-6
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
-    *("float8_e5m2fnuz", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "complex32", "complex64", "complex128"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
 )
 
 
@@ -401,20 +402,10 @@ class Topology:
         if not _is_float(compared) or not 0 <= compared < math.inf:
             raise InputError(f"Routes are compared for a number of bytes from 0 on, not {size!r}.")
         ends = {pair for link in known.links for pair in ((link.first, link.second), (link.second, link.first))}
-        given = {(first, second): known.link(first, second) for first, second in sorted(ends)}
-        best: dict[tuple[str, str], Link] = {}
-        for bandwidth in sorted({link.bandwidth for link in known.links}, reverse=True):
-            fast: nx.DiGraph[str] = nx.DiGraph()
-            fast.add_weighted_edges_from(
-                (*pair, link.latency) for pair, link in given.items() if link.bandwidth >= bandwidth
-            )
-            for first, (latencies, paths) in nx.all_pairs_dijkstra(fast):
-                for second, latency in latencies.items():
-                    if first != second:
-                        route = Link(first, second, bandwidth, latency, via=paths[second][1:-1])
-                        best[first, second] = min(
-                            best.get((first, second), route), route, key=lambda a: a.seconds(compared)
-                        )
+        beside: dict[str, list[Link]] = {device.name: [] for device in known.devices}
+        for first, second in sorted(ends):
+            beside[first].append(attrs.evolve(known.link(first, second), first=first, second=second))
+        best = {pair: link for name in beside for pair, link in _best_routes(beside, name, compared)}
         pairs = list(itertools.combinations(sorted(device.name for device in known.devices), 2))
         for one, other in pairs:
             if (one, other) not in best:
@@ -439,6 +430,35 @@ class Topology:
         if _listed(links):
             raise InputError("A Topology has its own links; give the others to it: Topology(devices, links).")
         return devices
+
+
+def _best_routes(
+    beside: Mapping[str, Sequence[Link]], source: str, size: float
+) -> Iterator[tuple[tuple[str, str], Link]]:
+    """The route from one device to each other one over which so many bytes arrive first, with both ends.
+
+    Routes are followed by latency, and on from a device only those that are faster than all that came there before
+    (Hansen, "Bicriterion path problems", 1980): others arrive nowhere first.
+    """
+    found: dict[str, tuple[tuple[float, float], Link]] = {}
+    fastest = dict.fromkeys(beside, 0.0)
+    waiting: list[tuple[float, float, int, tuple[str, ...]]] = [(0.0, -math.inf, 0, (source,))]
+    while waiting:
+        latency, slowness, stops, path = heapq.heappop(waiting)
+        here, bandwidth = path[-1], -slowness
+        if bandwidth <= fastest[here]:
+            continue
+        fastest[here] = bandwidth
+        if here != source:
+            route = Link(source, here, bandwidth, latency, via=path[1:-1])
+            rank = (route.seconds(size), slowness)
+            if here not in found or rank < found[here][0]:
+                found[here] = rank, route
+        for link in beside[here]:
+            rate = min(bandwidth, link.bandwidth)
+            if rate > fastest[link.second]:
+                heapq.heappush(waiting, (latency + link.latency, -rate, stops + 1, (*path, link.second)))
+    return (((source, there), route) for there, (_rank, route) in found.items())
 
 
 def _are_alike(first: Link, second: Link) -> bool:

@@ -115,7 +115,7 @@ class Assignment:
         preferred = _preferred_order(view, partition_of) if names is None else _checked_names(names, partition_of)
         found = execution_order(view, partition_of, preferred)
         if names is not None and found != names:
-            _refuse_order(view, partition_of, names, found)
+            _refuse_order(names, found)
         again = replicas or {}
         _check_replicas(partition_of, again)
         return cls(graph, partition_of, tuple(found), reasons or {}, dependencies=view, replicas=again)
@@ -327,7 +327,8 @@ class Assignment:
         _check_members(self.graph, partition_of)
         used = dict.fromkeys(partition_of.values())
         known = [name for name in self.order if name in used]
-        fresh = [name for name in used if name not in set(known)]
+        there = set(known)
+        fresh = [name for name in used if name not in there]
         preferred = _interleaved(self.dependencies, partition_of, known, fresh)
         order = execution_order(self.dependencies, partition_of, preferred)
         kept_reasons = self.reasons if reasons is None else reasons
@@ -522,8 +523,8 @@ def _check_replicas(partition_of: Mapping[Node, Hashable], replicas: Mapping[Has
 
 
 def _checked_names(names: list[Hashable], partition_of: Mapping[Node, Hashable]) -> list[Hashable]:
-    used = dict.fromkeys(partition_of.values())
-    if missing := [name for name in used if name not in set(names)]:
+    used, there = dict.fromkeys(partition_of.values()), set(names)
+    if missing := [name for name in used if name not in there]:
         raise PartitionError(f"the order leaves out partition {missing[0]!r}")
     if empty := [name for name in names if name not in used]:
         raise PartitionError(f"partition {empty[0]!r} is empty; leave it out of the order")
@@ -587,12 +588,7 @@ def _cycle_error(
     )
 
 
-def _refuse_order(
-    dependencies: Dependencies,
-    partition_of: Mapping[Node, Hashable],
-    names: Sequence[Hashable],
-    found: Sequence[Hashable],
-) -> None:
+def _refuse_order(names: Sequence[Hashable], found: Sequence[Hashable]) -> None:
     rank = {name: index for index, name in enumerate(names)}
     wrong = next(index for index, name in enumerate(found) if rank[name] != index)
     late, early = found[wrong], names[wrong]

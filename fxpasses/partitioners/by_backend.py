@@ -16,11 +16,13 @@ from fxpasses.dependencies import Dependencies
 from fxpasses.errors import PartitionError
 from fxpasses.partitioners.assignment import Assignment, group_order
 from fxpasses.partitioners.given import module_of
+from fxpasses.partitioners.grouping.fewer_transfers import reduce_transfers
 from fxpasses.partitioners.grouping.keep_together import element_homes
 from fxpasses.partitioners.grouping.proposing import CapabilityOptions, draft_around
 from fxpasses.partitioners.grouping.small_parts import value_bytes
 from fxpasses.partitioners.grouping.viewing import view_of
 from fxpasses.partitioners.support import CALLS, Verdicts, ask_support, check_support
+from fxpasses.wording import did_you_mean
 
 __all__ = ["BackendAssignment", "Transfer", "partition_for_backends"]
 
@@ -112,18 +114,20 @@ def partition_for_backends(
         The partitions with their backends.
 
     Raises:
-        PartitionError: ``priority`` does not list the backends, or a support object cannot be asked.
+        PartitionError: ``priority`` does not list the backends, ``options`` name another, or a support object cannot be
+            asked.
 
     Complexity:
         O(backends * (V + E)); ``"cost"`` sweeps a few times more.
     """
     root = module_of(graph_module)
     names = _checked_priority(supports, priority, fallback)
+    _check_options(options, names)
     verdicts = {name: ask_support(root, check_support(supports[name])) for name in names}
     dependencies = view_of(root)
     owners = _owners_by_priority(dependencies, verdicts)
     if objective == "cost":
-        _reduce_transfers(dependencies, owners, verdicts)
+        reduce_transfers(dependencies, owners, verdicts)
     elif objective != "priority":
         raise PartitionError(f'objective must be "priority" or "cost", not {objective!r}')
     declined = {name: dict(verdict.reasons) for name, verdict in verdicts.items()}
@@ -159,6 +163,15 @@ def _checked_priority(supports: Mapping[str, Any], priority: Sequence[str] | Non
     return names
 
 
+def _check_options(options: CapabilityOptions | Mapping[str, CapabilityOptions] | None, names: Sequence[str]) -> None:
+    for name in () if options is None or isinstance(options, CapabilityOptions) else options:
+        if name not in names:
+            raise PartitionError(
+                f"options are given for {name!r}, which is no backend; there are {', '.join(names)}"
+                f"{did_you_mean(name, names)}"
+            )
+
+
 def _options_for(options: CapabilityOptions | Mapping[str, CapabilityOptions] | None, name: str) -> CapabilityOptions:
     if isinstance(options, CapabilityOptions):
         return options
@@ -174,68 +187,6 @@ def _owners_by_priority(dependencies: Dependencies, verdicts: Mapping[str, Verdi
     for follower, producer in element_homes(dependencies).items():
         owners[follower] = owners[producer]
     return owners
-
-
-def _reduce_transfers(
-    dependencies: Dependencies, owners: list[str | None], verdicts: Mapping[str, Verdicts], sweeps: int = 8
-) -> None:
-    """Change owners, in place, while that makes fewer bytes cross.
-
-    Iterated conditional modes (J. Besag, "On the statistical analysis of dirty pictures", 1986): each node in turn
-    takes the backend for which the fewest bytes cross at it, its neighbours being where they are; a local optimum.
-    """
-    followers = element_homes(dependencies)
-    choices: dict[int, list[str]] = {}
-    for number, node in enumerate(dependencies.nodes):
-        able = [name for name, verdict in verdicts.items() if node in verdict.supported]
-        if len(able) > 1 and number not in followers:
-            choices[number] = able
-    members: dict[int, list[int]] = {number: [number] for number in choices}
-    for follower, producer in followers.items():
-        members.get(producer, []).append(follower)
-    for _ in range(sweeps):
-        changed = False
-        for sequence in (choices, dict(reversed(choices.items()))):
-            for number, able in sequence.items():
-                best = min(able, key=lambda name: _bytes_at(dependencies, owners, members[number], name))
-                if _bytes_at(dependencies, owners, members[number], best) < _bytes_at(
-                    dependencies, owners, members[number], owners[number]
-                ):
-                    for member in members[number]:
-                        owners[member] = best
-                    changed = True
-        if not changed:
-            break
-
-
-def _bytes_at(
-    dependencies: Dependencies, owners: Sequence[str | None], members: Sequence[int], name: str | None
-) -> int:
-    """The bytes that cross at a unit if its owner were ``name``; a value of unknown size counts as one byte."""
-    inside = set(members)
-    total = 0
-    for member in members:
-        node = dependencies.nodes[member]
-        for used in node.all_input_nodes:
-            source = dependencies.position[used]
-            if source not in inside and used.op in CALLS and owners[source] != name:
-                others = {
-                    owners[dependencies.position[user]]
-                    for user in used.users
-                    if dependencies.position[user] not in inside
-                }
-                total += 0 if name in others else _weight(used)
-        targets = {
-            owners[dependencies.position[user]]
-            for user in node.users
-            if user.op in CALLS and dependencies.position[user] not in inside
-        }
-        total += _weight(node) * len(targets - {name})
-    return total
-
-
-def _weight(node: Node) -> int:
-    return max(value_bytes(node), 1)
 
 
 def _named(

@@ -68,7 +68,7 @@ def place_by_device_map(
     An operator of a module that only holds other modules of the map, and is in no other way covered, runs where the
     operator before it runs. What must stay together (a tuple and its elements, a storage up to the last write to it)
     goes where its first operator is. A module whose path no operator carries is known by its parameters
-    (:mod:`~.placing.nested_graphs`). Linear in nodes times the depth of modules.
+    (:mod:`~.placing.names.nested_graphs`). Linear in nodes times the depth of modules.
 
     Args:
         graph_module: A graph whose nodes carry ``val`` and ``nn_module_stack``.

@@ -22,7 +22,7 @@ from fxpasses.partitioners.grouping.proposing import CapabilityOptions, propose
 from fxpasses.partitioners.grouping.small_parts import SizeRule, value_bytes
 from fxpasses.partitioners.support import CALLS, target_name
 
-__all__ = ["Coverage", "Cut", "NextOperator", "OperatorCount", "border_bytes", "find_cuts", "measure_coverage"]
+__all__ = ["Coverage", "Cut", "NextOperator", "OperatorCount", "border_bytes", "measure_coverage"]
 
 
 @attrs.frozen
@@ -169,7 +169,7 @@ def measure_coverage(
     return Coverage(
         assignment,
         _count_operators(assignment, names),
-        tuple(find_cuts(assignment)),
+        tuple(_find_cuts(assignment)),
         _rank_next(assignment, proposal.unsupported, names),
         border_bytes(assignment.dependencies, assignment.partition_of),
     )
@@ -190,7 +190,7 @@ def _count_operators(assignment: Assignment, names: Mapping[Node, str]) -> tuple
     return tuple(sorted(counts, key=lambda each: (-each.outside, -each.inside, each.name)))
 
 
-def find_cuts(assignment: Assignment, explained: int = 50) -> list[Cut]:
+def _find_cuts(assignment: Assignment, explained: int = 50) -> list[Cut]:
     """The edges between calls that cross the border of a part, with the reason.
 
     Args:

@@ -172,3 +172,13 @@ def test_bad_arguments(arguments, message: str) -> None:
         partition_for_backends(module, **arguments)
 
     assert message == str(caught.value)
+
+
+def test_options_for_a_backend_that_is_not_there_are_refused() -> None:
+    """They were ignored."""
+    module, _node = trace(function)
+
+    with pytest.raises(
+        PartitionError, match=r"options are given for 'npv', which is no backend; there are npu; did you mean 'npu'\?"
+    ):
+        partition_for_backends(module, {"npu": supports(torch.sin)}, options={"npv": CapabilityOptions()})

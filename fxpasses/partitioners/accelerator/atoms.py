@@ -21,7 +21,7 @@ def find_atoms(dependencies: Dependencies, nodes: Sequence[Node]) -> list[tuple[
     """Contract what belongs together; groups that wait for each other become one."""
     computes = set(nodes)
     groups = [*region_groups(dependencies), *_containers(dependencies, computes), *_writers(dependencies, computes)]
-    units = form_units(dependencies, [True] * len(dependencies), groups, element_homes(dependencies))
+    units = form_units(dependencies, [True] * len(dependencies), groups, _elements(dependencies))
     members: dict[int, list[Node]] = {}
     for node in nodes:
         members.setdefault(units.unit_of[dependencies.position[node]], []).append(node)
@@ -31,6 +31,18 @@ def find_atoms(dependencies: Dependencies, nodes: Sequence[Node]) -> list[tuple[
     labels = [number.get(unit, -1) for unit in units.unit_of]
     found = list(members.values())
     return [tuple(found[place]) for place in group_order(dependencies, labels, len(found)) or range(len(found))]
+
+
+def _elements(dependencies: Dependencies) -> dict[int, int]:
+    """The elements of tuples, by position, with what makes the tuple; a piece of a tensor is a node like others."""
+    homes, nodes = element_homes(dependencies), dependencies.nodes
+    return {number: home for number, home in homes.items() if not _is_tensor(nodes[number].all_input_nodes[0])}
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether a node is known to give one tensor, or was recorded by torch's own ``ShapeProp`` to do so."""
+    value = next((node.meta[name] for name in ("val", "example_value", "tensor_meta") if name in node.meta), None)
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _containers(dependencies: Dependencies, computes: set[Node]) -> list[KeptGroup]:

@@ -59,7 +59,7 @@ def _devices(given: Any) -> list[Device]:
         if not isinstance(memory_of(device), Real):
             raise refused(f"device {device.name!r} has {memory_of(device)!r} bytes; write a number of bytes", TypeError)
         if not memory_of(device) >= 0:
-            raise refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; bytes are not negative")
+            raise refused(f"device {device.name!r} has {device.available_mem_bytes} bytes; write a number from 0 on")
     return devices
 
 

@@ -142,12 +142,12 @@ def _check_latency(node: Node, latency: object) -> None:
             f"the latency of {node.name} is {latency!r}; write NodeLatency(mem_latency_sec, computer_latency_sec)",
             node=node,
         )
-    if not all(isinstance(seconds, Real) for seconds in latency):
+    if not all(isinstance(seconds, Real) and seconds == seconds for seconds in latency):  # NaN is not itself
         raise also_as(PlacementError, TypeError())(
             f"the latency of {node.name} is {tuple(latency)}; seconds are numbers", node=node
         )
     if not all(seconds >= 0 for seconds in latency):
-        raise PlacementError(f"the latency of {node.name} is {tuple(latency)}; seconds are not negative")
+        raise PlacementError(f"the latency of {node.name} is {tuple(latency)}; seconds are not negative", node=node)
 
 
 def _may_be_free(node: Node) -> bool:

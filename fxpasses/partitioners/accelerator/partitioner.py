@@ -49,6 +49,8 @@ class Partitioner:
         partitions: The partitions of the last call.
         node_to_partition: The partition of each node.
         devices: The devices of the last call.
+        graph_module: The graph of the last call; there once something was partitioned.
+        torch_module: What came with it.
     """
 
     def __init__(self) -> None:
@@ -154,7 +156,7 @@ def _find_partitions(workload: Workload, config: PartitionerConfig) -> list[Part
     largest = max(devices, key=memory_of)
     if total <= memory_of(largest):
         return [_only_partition(workload, total, largest)]
-    check_room(workload, total, devices)
+    check_room(workload, workload.needed_bytes(), devices)
     return [group.partition(number) for number, group in enumerate(_find_groups(workload, config, devices))]
 
 

@@ -22,8 +22,6 @@ __all__ = [
     "check_complete",
     "check_nodes",
     "check_room",
-    "infeasible",
-    "listed",
     "no_room_left",
     "none_found",
     "refused",
@@ -88,7 +86,7 @@ def check_room(workload: Workload, total: int, devices: Sequence[Device]) -> Non
     needs = [Filling(workload).extra(atom) for atom in range(len(workload.atoms))]
     hungriest = max(range(len(needs)), key=needs.__getitem__)
     if (everything := sum(map(memory_of, devices))) < total:
-        raise infeasible(
+        raise _infeasible(
             f"Devices do not have enough memory for the module: it needs {format_bytes(total)}, they have "
             f"{format_bytes(int(everything))} together; {format_bytes(int(total - everything))} are missing",
             int(total - everything),
@@ -101,7 +99,7 @@ def too_large(workload: Workload, atom: int, needed: int, devices: Sequence[Devi
     """The error for an atom that fits none of all devices."""
     largest = max(devices, key=memory_of)
     message = f"{_oversized(workload, atom, needed)}the largest device that is left, {_sized(largest)}"
-    return infeasible(message, int(needed - memory_of(largest)), workload.atoms[atom][0])
+    return _infeasible(message, int(needed - memory_of(largest)), workload.atoms[atom][0])
 
 
 def no_room_left(workload: Workload, atom: int, needed: int, idle: Sequence[Device]) -> PlacementError:
@@ -138,7 +136,7 @@ def unmappable(groups: Sequence[Group], devices: Sequence[Device]) -> PlacementE
 
 def shared_out_in_vain(workload: Workload, devices: Sequence[Device]) -> InfeasibleError:
     """The error for a graph that was shared out in all ways, none of which fits."""
-    return infeasible(
+    return _infeasible(
         f"Cannot Get a Valid Partition to Logical Device Mapping: the module needs "
         f"{format_bytes(workload.total_bytes())} on one device, more where values are sent, and each way to share it "
         f"out over {_all_sized(devices)} needs more than some device has; give a device more memory",
@@ -156,7 +154,7 @@ def none_found(message: str, node: Node | None = None) -> PlacementError:
     return also_as(PlacementError, RuntimeError())(f"{message}. {advice}", node=node, reason=message)
 
 
-def infeasible(message: str, missing_bytes: int | None, node: Node | None = None) -> InfeasibleError:
+def _infeasible(message: str, missing_bytes: int | None, node: Node | None = None) -> InfeasibleError:
     """An InfeasibleError that ``except RuntimeError`` catches, too."""
     return also_as(InfeasibleError, RuntimeError())(message, missing_bytes=missing_bytes, node=node)
 

@@ -142,8 +142,15 @@ class Workload:
 
     def total_bytes(self) -> int:
         """Bytes of all results and all state, tied tensors once."""
+        return self._bytes_of(self.dependencies.nodes)
+
+    def needed_bytes(self) -> int:
+        """The same without inputs that nobody reads, which are in no partition."""
+        return self._bytes_of(node for node in self.dependencies.nodes if node.users or node.op != "placeholder")
+
+    def _bytes_of(self, nodes: Iterable[Node]) -> int:
         items: dict[Hashable, int] = {}
-        for node in self.dependencies.nodes:
+        for node in nodes:
             items.update(self.items_of[node])
         return sum(items.values()) + sum(self.own)
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fxpasses.dependencies import Dependencies
 
-__all__ = ["alternation_levels", "contract", "count_borders", "fewer_borders", "number_by_first", "strong_units"]
+__all__ = ["alternation_levels", "contract", "fewer_borders", "number_by_first", "strong_units"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -81,7 +81,7 @@ def fewer_borders(dependencies: Dependencies, supported: Sequence[bool], levels:
             chosen[node] = _best_level(dependencies, supported, levels, chosen, node, highest[node])
         if supported[node]:
             highest[node] = chosen[node]
-    if count_borders(dependencies, supported, chosen) < count_borders(dependencies, supported, levels):
+    if _count_borders(dependencies, supported, chosen) < _count_borders(dependencies, supported, levels):
         return chosen
     return list(levels)
 
@@ -102,7 +102,7 @@ def _best_level(
     )
 
 
-def count_borders(dependencies: Dependencies, supported: Sequence[bool], levels: Sequence[int]) -> int:
+def _count_borders(dependencies: Dependencies, supported: Sequence[bool], levels: Sequence[int]) -> int:
     """How many values of supported nodes are used outside of their group."""
     home = [level if flag else -1 for level, flag in zip(levels, supported, strict=True)]
     return sum(

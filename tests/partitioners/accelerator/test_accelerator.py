@@ -424,3 +424,31 @@ def test_targets_are_replaced_everywhere(face: Any) -> None:
 
     torch.testing.assert_close(graph_module(x, y), (x * y) * torch.relu(x * x))
     assert ["x", "y", "add", "add_1", "relu", "add_2", "output"] == [node.name for node in graph_module.graph.nodes]
+
+
+class Sliced(torch.nn.Module):
+    """Embeddings of which a piece is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (58, 182, 45, 166, 26, 39)
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(size, 4) for size in sizes)
+        self.top = torch.nn.Linear(4 * len(sizes) + 4, 4)
+
+    def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self.top(torch.cat([dense, *(table(ids)[:1] for table in self.tables)], dim=1))
+
+
+def test_a_piece_of_a_tensor_is_a_node_of_its_own(face: Any) -> None:
+    """It was taken for an element of a tuple, and had to go with the table: nothing fitted."""
+    module, inputs = Sliced(), (torch.rand(1, 4), torch.arange(5))
+    graph_module = traced(face, module, *inputs)
+
+    partitioner, result = partition(
+        face, graph_module, module, devices(face, *[8_014] * 4), mode=face.PartitionMode.sparse_nn
+    )
+
+    tables = [{node.name for node in each.nodes if "tables" in node.name} for each in partitioner.partitions]
+    pieces = [{node.name for node in each.nodes if "getitem" in node.name} for each in partitioner.partitions]
+    assert not any(table and piece for table, piece in zip(tables, pieces, strict=True))
+    assert torch.equal(graph_module(*inputs), result.module_with_submodules(*inputs))

@@ -713,6 +713,11 @@ PLACES = {0: [0], 1: [1]}
             r"the latency of _0 is \(-1, 1\); seconds are not negative",
         ),
         (
+            {"mode": KL, "node_to_latency_mapping": dict.fromkeys(HOMES, NodeLatency(float("nan"), 1))},
+            TypeError,
+            r"the latency of _0 is \(nan, 1\); seconds are numbers",
+        ),
+        (
             {"mode": KL, "node_to_latency_mapping": {"l": NodeLatency(1, 1)}, "transfer_rate_bytes_per_sec": 1},
             KeyError,
             r"no latency for _0, _1, _2; it has 'l', which is not a node of this graph; give a NodeLatency for each",
@@ -1084,3 +1089,31 @@ def test_inputs_of_parts_stand_as_they_are_made() -> None:
     taken = {str(node): [used.name for used in node.input_nodes] for node in result.dag.nodes}
     assert {"submod_0": ["y", "x"], "submod_1": ["z", "a", "b"], "submod_2": ["x", "c", "relu"]} == taken
     assert all(list(node.submodule_node.args) == node.input_nodes for node in result.dag.nodes)
+
+
+class Unread(torch.nn.Module):
+    """Takes something that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("trace", [torch.fx.symbolic_trace, None], ids=["traced", "exported"])
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_that_nobody_reads_need_no_room(mode: PartitionMode, trace: Any) -> None:
+    """That no placement exists was said to be proven."""
+    model, inputs = Unread(), (torch.randn(2, 8), torch.randn(50, 8))
+    graph = export(model, inputs).module(check_guards=False) if trace is None else trace(model)
+    get_size_of_all_nodes(graph, inputs)
+    seconds = estimate_latencies(graph, Device("any"))
+    config = PartitionerConfig(devices(600, 600), mode, 1e9, seconds)
+
+    partitioner, result = partition(graph, config)
+
+    assert [[0], [1]] == [each.logical_device_ids for each in partitioner.partitions]
+    assert all(each.used_mem_bytes <= 600 for each in partitioner.partitions)
+    check_outputs(result, model, *inputs)

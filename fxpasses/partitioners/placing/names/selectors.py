@@ -71,6 +71,9 @@ def select(figures: GraphFigures, selector: Selector, option: str) -> list[Node]
         known = list(dict.fromkeys(path for node in figures.nodes for path in module_paths(node)))
         near = difflib.get_close_matches(str(selector), known, n=3)
         hint = f"the nearest modules are {', '.join(near)}" if near else "give a node or a module's path"
+        named: object = selector
+        if not isinstance(named, str) and str(named) in known:  # the number of a layer
+            hint = f"a path is a text: write {str(named)!r}"
         raise PlacementError(f"`{option}` names {selector!r}, from which no operator of this graph comes; {hint}.")
     return found
 
