@@ -581,6 +581,11 @@ def is_given_on(given: torch.device, torch_device: str) -> bool:
     return same_torch_device(given, torch_device) or (given.type == "meta" and same_torch_device("cpu", torch_device))
 
 
+def lies_on(given: torch.device, device: Device) -> bool:
+    """Whether what lies on a torch device before a model is placed is on a device; not on hardware that is not here."""
+    return not device.is_fake and is_given_on(given, device.torch_device)
+
+
 def parse_link(text: str) -> Link:
     """Read a link as the command line takes it: ``A:B=16GiB/s,5us``.
 

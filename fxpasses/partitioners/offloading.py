@@ -88,18 +88,19 @@ def place_with_offloading(
         PlacementError: none was found on several devices.
     """
     options = {**(options or {}), "time_budget": _SECONDS}
+    resident = measured.without_unread()
     if len(topology.devices) > 1:  # of one, it is told in the end what all that is alive beside it lacks
-        _refuse_too_large(measured, topology, options.get("supports"))
+        _refuse_too_large(resident, topology, options.get("supports"))
     failures: list[PlacementError] = []
     found: list[OffloadedPlacement] = []
-    free = _without_budgets(measured, topology, objective, options) if objective in _TIMES else None
+    free = _without_budgets(resident, topology, objective, options) if objective in _TIMES else None
     if free is not None:
         with contextlib.suppress(InfeasibleError):
             found.append(offload_where_too_small(measured, free))
         options["contiguity"] = free.contiguity  # others take long to be ruled out, again and again
     is_hidden = bool(found) and free is not None and found[0].placement.objective_value <= free.objective_value
     for some in () if is_hidden else _too_small(topology):
-        shared = _with_least_on(measured, topology, some, objective, options)
+        shared = _with_least_on(resident, topology, some, objective, options)
         try:
             found.append(offload_where_too_small(measured, next(shared)))
         except PlacementError as error:  # none exists, or none was found
@@ -361,9 +362,14 @@ def _choices(
 def _topped_up(
     uses: ParameterUses, device: Device, offloaded: tuple[str, ...], before: tuple[str, ...], *, smallest: bool
 ) -> tuple[str, ...]:
-    """Let more parts keep their parameters as long as they fit, the largest ones or the smallest ones first."""
+    """Let more parts keep their parameters as long as they fit, the largest ones or the smallest ones first.
+
+    One at least is loaded, as with none what nobody reads would not be in main memory either.
+    """
     parts, stay = KeptParts(uses, device.name, (*before, *offloaded)), set[str]()
     for part in sorted(offloaded, key=uses.bytes_of, reverse=not smallest):
+        if len(stay) + 1 == len((*before, *offloaded)):
+            break
         if uses.bytes_of(part) <= device.memory - parts.peak and parts.keep(part, device.memory):
             stay.add(part)
     return tuple(part for part in offloaded if part not in stay)
@@ -386,9 +392,9 @@ def _units(figures: GraphFigures, placement: DevicePlacement, device: Device) ->
 
 def _loadable(figures: GraphFigures, members: Sequence[Node]) -> dict[int, int]:
     """Bytes of the state that some nodes use and that no node writes to, by storage."""
-    written = figures.effects.written_storages
+    left_out = {*figures.effects.written_storages, figures.unread}
     uses = (figures.constants[figures.position[node]] for node in members)
-    return {storage: size for use in uses for storage, size in use.items() if storage not in written}
+    return {storage: size for use in uses for storage, size in use.items() if storage not in left_out}
 
 
 def _cut(

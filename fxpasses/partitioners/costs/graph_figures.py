@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
 from fxpasses.dependencies import Dependencies
-from fxpasses.devices import Device
+from fxpasses.devices import Device, lies_on
 from fxpasses.effects import EffectAnalysis
 from fxpasses.errors import InputError
 from fxpasses.metadata import value_of
@@ -72,6 +73,8 @@ class GraphFigures:
             each device has its own.
         beside_state: What the device that such a parameter lives on keeps besides if it is trained, as a share of it.
         devices: Where it may run; none are this machine's CPU.
+        unread: What stands for a storage of all that no operator reads, among the constants of the first node: it is on
+            the device of that one.
     """
 
     memory: MemoryFacts
@@ -86,6 +89,7 @@ class GraphFigures:
     sends_state: bool = True
     beside_state: float = 0.0
     devices: tuple[Device, ...] = ()
+    unread: int | None = None
     _sent: dict[Node, int] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
@@ -134,7 +138,7 @@ class GraphFigures:
         ]
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         inputs = frozenset(storage for node in placeholders for storage in homes[node] if storage in sizes)
-        return cls(
+        figures = cls(
             memory,
             nodes,
             costs,
@@ -146,6 +150,30 @@ class GraphFigures:
             sends_state=sends_state,
             devices=tuple(devices),
         )
+        return figures._with_unread(max(itertools.chain(held, *homes.values()), default=0) + 1)
+
+    def _with_unread(self, key: int) -> GraphFigures:
+        """With what no operator reads, as far as it lies on whatever device the first operator runs on."""
+        size = sum(
+            each.size
+            for each in self.memory.unread_state
+            if all(lies_on(each.device, device) for device in self.devices)
+        )
+        if not size or not self.nodes:
+            return self
+        first, *others = self.constants
+        return attrs.evolve(self, constants=[{**first, key: size}, *others], unread=key)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes that count with the first node though no operator reads them."""
+        return 0 if self.unread is None else self.constants[0][self.unread]
+
+    def without_unread(self) -> GraphFigures:
+        """The same for a model whose state is in main memory as far as it is not in use."""
+        memory, key = attrs.evolve(self.memory, keeps_unread=False), self.unread
+        constants = [{storage: size for storage, size in each.items() if storage != key} for each in self.constants]
+        return attrs.evolve(self, memory=memory, constants=constants, unread=None)
 
     @property
     def graph_module(self) -> GraphModule:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxpasses.devices import Device, is_given_on
+from fxpasses.devices import Device, is_given_on, lies_on
 from fxpasses.effects import EffectAnalysis
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.assignment import Assignment
@@ -73,15 +74,17 @@ def follow_placed(facts: MemoryFacts, assignment: Assignment, device_of: Mapping
     storages = DeviceStorages.of(facts.graph_module, facts.homes, home)
     residence = Residence.of(assignment, home, facts.effects)
     values, inside = _values(facts, storages, residence), _inside(facts, residence, devices)
-    _keep_inputs(facts, values, devices, residence.end)
-    held = _held(facts, home)
-    state = _held(facts, home, parameters=False)
+    first = _first_to_last(facts, home, devices)
+    _keep_inputs(facts, values, first, residence.end)
+    held, unread = _held(facts, home), _unread(facts, first)
+    state, unread_state = _held(facts, home, parameters=False), _unread(facts, first, parameters=False)
     return MemoryCourse(
         tuple(residence.position),
-        {name: sum(held.get(name, {}).values()) for name in devices},
+        {name: sum(held.get(name, {}).values()) + unread[name] for name in devices},
         {name: (*values.get(name, {}).values(), *inside.get(name, ())) for name in devices},
-        {name: sum(state.get(name, {}).values()) for name in devices},
+        {name: sum(state.get(name, {}).values()) + unread_state[name] for name in devices},
         storages,
+        unread=unread,
     )
 
 
@@ -96,6 +99,22 @@ def _held(
             sizes = held.setdefault(home[user], {})
             sizes[state.storages] = max(sizes.get(state.storages, 0), state.size)
     return held
+
+
+def _first_to_last(facts: MemoryFacts, home: Mapping[Node, str], devices: Mapping[str, Device]) -> dict[str, Device]:
+    """The devices, that of the graph's first operator before the others."""
+    first = next((home[node] for node in facts.graph_module.graph.nodes if node in home), None)
+    return dict(devices) if first is None else {first: devices[first], **devices}
+
+
+def _unread(facts: MemoryFacts, devices: Mapping[str, Device], *, parameters: bool = True) -> dict[str, int]:
+    """The bytes that no operator reads, on the first of the devices where each of them lies."""
+    found = dict.fromkeys(devices, 0)
+    for state in facts.unread_state:
+        name = _lies_on(state.device, devices)
+        if name and (parameters or not state.is_parameter):
+            found[name] += state.size
+    return found
 
 
 def _values(facts: MemoryFacts, storages: DeviceStorages, residence: Residence) -> dict[str, dict[Place, Life]]:
@@ -149,15 +168,19 @@ def _keep_inputs(
                 read.add(life.value)
                 if is_given_on(_given(life.value).device, devices[name].torch_device):
                     life.start, life.stop, life.size = 0, end, lying_bytes(_given(life.value))
-    here = {name: device.torch_device for name, device in devices.items() if not device.is_fake}
     for node in facts.graph_module.graph.find_nodes(op="placeholder"):
         if node in read or not tensors_in(value_of(node)):
             continue
         given = _given(node)
-        if name := next((name for name, place in here.items() if is_given_on(given.device, place)), ""):
+        if name := _lies_on(given.device, devices):
             (storage, *_) = facts.homes[node]
             there = lives.setdefault(name, {})
             there[storage] = Life(0, end, lying_bytes(given), copied=True, value=node, place=storage)
+
+
+def _lies_on(given: torch.device, devices: Mapping[str, Device]) -> str:
+    """The first device on which something is that was there before."""
+    return next((name for name, device in devices.items() if lies_on(given, device)), "")
 
 
 def _given(node: Node) -> Tensor:

@@ -71,6 +71,7 @@ class MemoryCourse:
         lives: What comes and goes on each device.
         state: Of what is held, the bytes that are no parameters.
         storages: Where each value lives on each device.
+        unread: Of what is held, the bytes that no operator reads: they stay where the model lay before it was placed.
     """
 
     schedule: tuple[Node, ...]
@@ -78,6 +79,7 @@ class MemoryCourse:
     lives: Mapping[str, tuple[Life, ...]]
     state: Mapping[str, int] = attrs.field(factory=dict)
     storages: DeviceStorages = attrs.field(factory=DeviceStorages)
+    unread: Mapping[str, int] = attrs.field(factory=dict, kw_only=True)
 
     @property
     def forward(self) -> tuple[Node, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Node
 from fxpasses.devices import Device
 from fxpasses.editing.attributes import find_attribute
 from fxpasses.effects import EffectAnalysis, analyze_effects
+from fxpasses.effects.aliasing import storage_key
 from fxpasses.metadata import value_of
 from fxpasses.partitioners.costs.kernels.described_values import note_layouts
 from fxpasses.partitioners.costs.kernels.kernel_results import result_bytes
@@ -30,7 +32,7 @@ from fxpasses.partitioners.tensor_sizes import bytes_by_place, storage_bytes, te
 from fxpasses.partitioners.vmap_rows import note_rows
 from fxpasses.values import record_copies_back
 
-__all__ = ["HeldState", "Inside", "MadeValue", "MemoryFacts"]
+__all__ = ["HeldState", "Inside", "MadeValue", "MemoryFacts", "UnreadState"]
 
 
 class MadeValue(NamedTuple):
@@ -46,6 +48,14 @@ class HeldState(NamedTuple):
 
     node: Node
     storages: tuple[int, ...]
+    size: int
+    is_parameter: bool
+
+
+class UnreadState(NamedTuple):
+    """State that no operator reads, and that stays where it is: the device that it lies on, its bytes, its kind."""
+
+    device: torch.device
     size: int
     is_parameter: bool
 
@@ -66,11 +76,13 @@ class MemoryFacts:
         effects: What its nodes read, write and alias.
         homes: The storages that each value lives in, see
             :func:`~fxpasses.partitioners.costs.kernels.workspaces.homes_in_memory`.
+        keeps_unread: Whether state that no operator reads counts where it lies.
     """
 
     graph_module: GraphModule
     effects: EffectAnalysis
     homes: Mapping[Node, tuple[int, ...]]
+    keeps_unread: bool = True
     _estimated: dict[tuple[Node, bool], Inside] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
@@ -144,6 +156,28 @@ class MemoryFacts:
             for storage in dict.fromkeys((*self.effects.of(node).reads, *self.effects.of(node).writes))
             for tensor in self.effects.real_tensors().get(storage, ())
         )
+
+    @cached_property
+    def unread_state(self) -> tuple[UnreadState, ...]:
+        """The parameters and buffers that no operator reads or calls, and that share no memory with those."""
+        if not self.keeps_unread:
+            return ()
+        seen = {storage_key(tensor) for tensor in self._tensors_in_use()}
+        found = []
+        for tensor in itertools.chain(self.graph_module.parameters(), self.graph_module.buffers()):
+            if (key := storage_key(tensor)) not in seen:
+                seen.add(key)
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                found.append(UnreadState(tensor.device, storage_bytes(tensor), is_parameter))
+        return tuple(found)
+
+    def _tensors_in_use(self) -> Iterator[torch.Tensor]:
+        for node in self.graph_module.graph.find_nodes(op="get_attr"):
+            if any(user.op != "output" for user in node.users):
+                yield from tensors_in(find_attribute(self.graph_module, str(node.target)).value)
+        for node in self.graph_module.graph.find_nodes(op="call_module"):
+            for storage in (*self.effects.of(node).reads, *self.effects.of(node).writes):
+                yield from self.effects.real_tensors().get(storage, ())
 
     def inside(self, node: Node, device: Device) -> Inside:
         """What a node needs for itself while it runs on a device: as measured there, else as far as is known."""

@@ -195,6 +195,8 @@ class ParameterUses:
                 storages[device].add(constant.storages)
             course = self.steps.without(storages, self._homes(loaded))
         held = dict(course.held)
+        if offloaded:  # what nobody reads is in main memory, too
+            held = {name: size - course.unread.get(name, 0) for name, size in held.items()}
         lives: dict[str, list[Life]] = {name: [] for name in held}
         for constant, device in loaded:
             held[device] -= constant.held

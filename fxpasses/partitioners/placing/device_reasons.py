@@ -30,6 +30,8 @@ __all__ = [
 ONE_OPERATOR = "a single op is too large for every device"
 """The reason of an error that is about one operator, whatever is done with the others."""
 
+BESIDE_UNREAD = "the first op is too large for every device beside what no operator reads"
+"""The same of the operator that counts with what no operator reads, but for which there is room."""
 
 NONE_FOUND = "no placement was found"
 """The reason of an error that proves nothing."""
@@ -58,22 +60,29 @@ def refuse_impossible(figures: GraphFigures, topology: Topology, supports: Suppo
         everywhere &= len(seconds) == len(memory)
         need, largest = figures.bytes_needed(index), max(memory[name] for name in seconds)
         if need > largest:
-            raise _too_large(node, need, largest, int(figures.inside[index]), in_training=bool(figures.trained))
+            raise _too_large(figures, index, largest)
     return everywhere
 
 
-def _too_large(node: Node, need: int, largest: float, inside: int, *, in_training: bool) -> InfeasibleError:
-    line = user_line(node)
-    what = "its parameters, what the optimizer keeps, and what it saves" if in_training else "what it reads and makes"
+def _too_large(figures: GraphFigures, index: int, largest: float) -> InfeasibleError:
+    node, need, inside = figures.nodes[index], figures.bytes_needed(index), int(figures.inside[index])
+    line, reason = user_line(node), ONE_OPERATOR
+    if figures.trained:
+        what = "its parameters, what the optimizer keeps, and what it saves"
+    else:
+        what = "what it reads and makes"
     if inside:
         what += f" ({format_bytes(inside)} of it only while it runs)"
+    if index == 0 and figures.unread_bytes:
+        what += f", and {format_bytes(figures.unread_bytes)} of parameters and buffers that no operator reads"
+        reason = BESIDE_UNREAD if need - figures.unread_bytes <= largest else reason
     return InfeasibleError(
         f"{node.name} ({node.target}) needs {format_bytes(need)} on one device for {what}, "
         f"but the largest device that can run it has {format_bytes(largest)}: {format_bytes(need - largest)} "
         "are missing" + (f"; it comes from {line}." if line else ".") + _why_uncut(node),
         node=node,
         missing_bytes=int(need - largest),
-        reason=ONE_OPERATOR,
+        reason=reason,
     )
 
 

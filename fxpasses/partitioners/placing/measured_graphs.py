@@ -47,6 +47,10 @@ class MeasuredGraph:
             return cls(figures, training.training, training)
         return cls(figures, training)
 
+    def without_unread(self) -> MeasuredGraph:
+        """The same for a model whose state is in main memory as far as no operator reads it."""
+        return attrs.evolve(self, figures=self.figures.without_unread())
+
     @cached_property
     def step(self) -> TrainingStep | None:
         """The training step, traced when it is first asked for; None for running the graph."""

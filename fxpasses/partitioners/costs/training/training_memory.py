@@ -98,6 +98,7 @@ def follow_training(
         saved=needs.saved,
         held_to_end=needs.held_to_end,
         home=home,
+        unread=forward.unread,
     )
 
 
