@@ -216,7 +216,7 @@ def _build(
     copies = copy_rows(lowered, plan.topology, summary.copies)
     lowered.program = program
     lowered.report = attrs.evolve(summary, copies=copies, steps=tuple(clock.rows))
-    figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound")}
+    figures = {key: plan.predicted.get(key) for key in ("objective_value", "bound", "bound_once")}
     lowered.plan = with_figures(plan, summary, **figures)
     refuse_to_run_on_paper(lowered, by_submodule.values())
     return lowered

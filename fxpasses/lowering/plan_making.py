@@ -106,12 +106,15 @@ def _planned(
     placement: DevicePlacement | None = None,
     memory: MemoryFacts | None = None,
 ) -> Planned:
-    value = bound = None
+    value, bounds = None, dict[str, float]()
     if placement is not None and not math.isnan(placement.objective_value):
         value = placement.objective_value
-        bound = placement.bound if placement.bound > 0 or value == 0 else None  # that none is below 0 tells nothing
+        if placement.bound > 0 or value == 0:  # that none is below 0 tells nothing
+            bounds["bound"] = placement.bound
+        if placement.bound_once > placement.bound:
+            bounds["bound_once"] = placement.bound_once
     summary = summarize(
-        attrs.evolve(plan, predicted={"objective_value": value, "bound": bound}),
+        attrs.evolve(plan, predicted={"objective_value": value, **bounds}),
         graph_module,
         assignment,
         reasons=reasons,
@@ -121,7 +124,7 @@ def _planned(
     )
     contents = contents_of(plan.parts, stable_keys(prepared.graph_module))
     written = with_figures(
-        attrs.evolve(plan, contents=contents), summary, objective_value=summary.objective_value, bound=bound
+        attrs.evolve(plan, contents=contents), summary, objective_value=summary.objective_value, **bounds
     )
     return Planned(written, prepared, graph_module, assignment, dict(reasons), summary, options, step)
 

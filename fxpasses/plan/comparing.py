@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Change", "Move", "PlanDiff", "diff"]
 
-_MADE_SMALL = ("objective_value", "bound")
+_MADE_SMALL = ("objective_value", "bound", "bound_once")
 """What is told in the unit of the objective."""
 _RATES = ("bandwidth", "flops")
 
@@ -255,7 +255,7 @@ def _copies(plan: Plan) -> dict[str, int]:
     return {f"{copy['value']} from {copy['source']} to {copy['target']}": copy["size"] for copy in plan.copies}
 
 
-_SEARCHED = ("objective_value", "bound")
+_SEARCHED = _MADE_SMALL
 """What only a search says of a plan; one that is followed knows neither, and is no other plan for that."""
 
 

@@ -109,6 +109,7 @@ def summarize(
         path=tuple(_path_rows(run, assignment, taken, keys, step)),
         objective_value=value,
         bound=plan.predicted.get("bound"),
+        bound_once=plan.predicted.get("bound_once"),
         timeline=shown.timeline,
         replicas=tuple(_replica_rows(graph_module, assignment, device_of, whole, keys, loads)),
         training=plan.training,
@@ -134,7 +135,12 @@ def _replica_rows(
 
 
 def with_figures(
-    plan: Plan, summary: Summary, *, objective_value: float | None = None, bound: float | None = None
+    plan: Plan,
+    summary: Summary,
+    *,
+    objective_value: float | None = None,
+    bound: float | None = None,
+    bound_once: float | None = None,
 ) -> Plan:
     """Write the predicted figures of a summary into its plan."""
     devices = {
@@ -149,10 +155,8 @@ def with_figures(
     sizes = ("value", "source", "target", "size")
     copies = tuple(attrs.asdict(row, filter=lambda attribute, _: attribute.name in sizes) for row in summary.copies)
     predicted: dict[str, Any] = {"seconds": summary.estimated_ms / 1e3}
-    if objective_value is not None:
-        predicted["objective_value"] = objective_value
-    if bound is not None:
-        predicted["bound"] = bound
+    searched = {"objective_value": objective_value, "bound": bound, "bound_once": bound_once}
+    predicted.update((key, value) for key, value in searched.items() if value is not None)
     return attrs.evolve(plan, copies=copies, predicted={**predicted, "devices": devices})
 
 

@@ -217,6 +217,7 @@ class Summary:
         path: What determines the time of one run, step by step, where devices work at the same time.
         objective_value: The objective of the placement: seconds, bytes or devices; None where it is not known.
         bound: No placement of this kind has a smaller objective; None where it is not known.
+        bound_once: The same of placements that compute nothing again, where this one does and they are worse.
         advice: What would help most, if somebody asked.
         timeline: One run on paper (several samples for ``throughput``).
         replicas: What parts compute again instead of having it sent.
@@ -236,6 +237,7 @@ class Summary:
     path: tuple[PathRow, ...] = ()
     objective_value: float | None = None
     bound: float | None = None
+    bound_once: float | None = None
     advice: tuple[Advice, ...] | None = None
     timeline: Timeline | None = attrs.field(default=None, eq=False, repr=False)
     replicas: tuple[ReplicaRow, ...] = ()
@@ -267,9 +269,12 @@ class Summary:
             return "How far it is from the best placement is not known."
         if gap <= 1e-9:
             return f"Proven optimal: no placement of this kind {_BETTER.get(self.objective, 'is better')}."
+        once = "" if self.bound_once is None else objective_text(self.objective, self.bound_once)
         return (
             f"No placement of this kind can be below {objective_text(self.objective, bound)}; this one has "
             f"{objective_text(self.objective, value)}, {format_percent(gap)} more."
+            + f" None that computes nothing again can be below {once}."
+            * bool(once)
         )
 
     def crowded(self) -> list[str]:

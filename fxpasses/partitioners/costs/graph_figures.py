@@ -75,6 +75,7 @@ class GraphFigures:
         devices: Where it may run; none are this machine's CPU.
         unread: What stands for a storage of all that no operator reads, among the constants of the first node: it is on
             the device of that one.
+        remade: Nodes whose values need not be sent, as any device may compute them again.
     """
 
     memory: MemoryFacts
@@ -90,6 +91,7 @@ class GraphFigures:
     beside_state: float = 0.0
     devices: tuple[Device, ...] = ()
     unread: int | None = None
+    remade: frozenset[Node] = frozenset()
     _sent: dict[Node, int] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
@@ -311,6 +313,8 @@ class GraphFigures:
 
     def sent(self, node: Node) -> int:
         """Bytes of a node's value, which go over a link where its users are on another device."""
+        if node in self.remade:
+            return 0
         if (known := self._sent.get(node)) is None:
             known = self._sent[node] = value_bytes(node)
         return known

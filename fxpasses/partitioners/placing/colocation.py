@@ -8,8 +8,9 @@ where its one user is. And what only counts, as a batch norm does its batches, g
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from networkx.utils import UnionFind
@@ -136,13 +137,14 @@ def _switched(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
 def _views(figures: GraphFigures) -> Iterator[tuple[Node, ...]]:
     """A view with its base, where only views use the base and sending it instead of them would not be cheaper."""
     views: dict[Node, list[Node]] = {}
+    sizes = functools.cache(value_bytes)  # a list that all is taken from is asked for again and again
     for index, node in enumerate(figures.nodes):
         if figures.costs[index].bytes_written or not tensors_in(value_of(node)):
             continue
         if figures.constants[index]:
             if len(users := [user for user in node.users if is_compute(user)]) == 1:
                 yield node, users[0]
-        elif (base := _base_of(figures, node)) is not None:
+        elif (base := _base_of(figures, node, sizes)) is not None:
             views.setdefault(base, []).append(node)
     for base, found in views.items():
         if len(found) == len(base.users) and sum(map(value_bytes, found)) <= value_bytes(base):
@@ -183,13 +185,13 @@ def _module_of(node: Node) -> str:
     return str(entry[0] if isinstance(entry, tuple) else entry)
 
 
-def _base_of(figures: GraphFigures, node: Node) -> Node | None:
+def _base_of(figures: GraphFigures, node: Node, sizes: Callable[[Node], int]) -> Node | None:
     """The value that a node is a view of, if it is no smaller and made after all else that the view needs."""
     effects, position = figures.effects, figures.position
     base, *others = node.all_input_nodes or [node]
     shares = base in position and base is not node and effects.storages(node) == effects.storages(base) != ()
     made_before = shares and all(position.get(other, -1) < position[base] for other in others)
-    return base if made_before and value_bytes(node) <= value_bytes(base) else None
+    return base if made_before and value_bytes(node) <= sizes(base) else None
 
 
 def backward_partners(figures: GraphFigures) -> dict[Node, Node]:

@@ -42,6 +42,7 @@ class DevicePlacement:
             many devices are used (``devices``).
         bound: No placement of this kind can be below it; 0 where nobody asked. Without replicas it is about placements
             that compute each operator once, with replicas about all.
+        bound_once: With replicas, the bound on placements that compute each operator once; 0 without.
         saved: For each part that computes something again (``assignment.replicas``), the bytes that cross less in one
             run because of it.
     """
@@ -56,6 +57,7 @@ class DevicePlacement:
     contiguity: Contiguity | None = "pipeline"
     objective_value: float = math.nan
     bound: float = 0.0
+    bound_once: float = attrs.field(default=0.0, kw_only=True)
     saved: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
@@ -112,7 +114,7 @@ def described_with_replicas(figures: GraphFigures, request: Request, again: Repl
     assignment, reasons = again.found.runs.assignment, dict(written.reasons)
     for part, nodes in assignment.replicas.items():
         reasons[str(part)] += f"; {replica_reason(nodes, again.saved.get(str(part), 0))}"
-    return attrs.evolve(written, assignment=assignment, reasons=reasons, saved=again.saved)
+    return attrs.evolve(written, assignment=assignment, reasons=reasons, saved=again.saved, bound_once=again.bound_once)
 
 
 def _whole_bytes(figures: GraphFigures, request: Request) -> int:

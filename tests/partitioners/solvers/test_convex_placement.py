@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import attrs
 import networkx as nx
@@ -17,6 +18,7 @@ from fxpasses.partitioners import PlacementProblem, solve_placement
 from fxpasses.partitioners.solvers.convex import latency as convex_latency
 from fxpasses.partitioners.solvers.convex import loads as convex_loads
 from fxpasses.partitioners.solvers.proofs.assigning import Proof
+from fxpasses.partitioners.solvers.reduced.reaching import Reach
 
 RANDOM_GRAPHS = examples(60)
 
@@ -195,6 +197,32 @@ def test_of_many_nodes_only_pipelines_are_looked_at_and_that_is_said(objective: 
     ) as error:
         solve_placement(problem)
     assert not isinstance(error.value, InfeasibleError)
+
+
+def test_moves_of_many_units_are_as_few_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work: units of sets of which it is asked whether they are convex."""
+    asked = list[int]()
+    is_convex = Reach.is_convex
+
+    def counted(reach: Reach, units: Iterable[int]) -> bool:
+        held = list(units)
+        asked.append(len(held))
+        return is_convex(reach, held)
+
+    monkeypatch.setattr(Reach, "is_convex", counted)
+
+    def work(size: int) -> int:
+        asked.clear()
+        draw, graph = random.Random(0), nx.path_graph(size, create_using=nx.DiGraph)
+        for node in graph:
+            graph.nodes[node].update(seconds=draw.random(), output_seconds=0.05)
+        problem = PlacementProblem(graph, [Device(name) for name in "abcd"], contiguity="convex", time_budget=0.1)
+        pipeline = solve_placement(attrs.evolve(problem, contiguity="pipeline"))
+        assert solve_placement(problem).objective_value <= pipeline.objective_value * (1 + 1e-9)
+        return sum(asked)
+
+    small, large = work(500), work(2000)
+    assert 0 < large <= 3 * small
 
 
 def test_without_a_program_the_search_still_improves_the_pipeline() -> None:

@@ -24,15 +24,16 @@ from fxpasses.partitioners.placing.colocation import must_share
 from fxpasses.partitioners.placing.device_runs import Runs
 from fxpasses.partitioners.placing.found_placements import Found
 from fxpasses.partitioners.placing.objective_values import objective_value
-from fxpasses.partitioners.placing.replication.replica_prices import Prices, banned_from
+from fxpasses.partitioners.placing.replication.replica_prices import Prices, banned_from, may_be_made_again
 from fxpasses.partitioners.placing.replication.replicas import bytes_saved, crossing_bytes, with_replicas
 from fxpasses.partitioners.placing.requests import Replicate, Request
+from fxpasses.partitioners.placing.searches.checked_answers import answer_if_any
+from fxpasses.partitioners.placing.searches.few_ideals import least_pipeline
+from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph, tells_lives
 from fxpasses.partitioners.placing.training_figures import training_figures
-from fxpasses.partitioners.solvers.proofs.bounds import load_bound
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
-from fxpasses.partitioners.solvers.reduced.tables import tables_of
+from fxpasses.partitioners.solvers import solve_placement
 
-__all__ = ["Replicated", "add_device_replicas"]
+__all__ = ["Replicated", "add_device_replicas", "bound_with_replicas"]
 
 
 @attrs.frozen(eq=False)
@@ -44,12 +45,14 @@ class Replicated:
         figures: The graph with the replicas written into it, measured.
         assignment: The same answer over that graph.
         saved: Bytes that cross less in one run, by part that computes something again.
+        bound_once: What no placement without replicas is below.
     """
 
     found: Found
     figures: GraphFigures
     assignment: Assignment
     saved: Mapping[str, int]
+    bound_once: float = 0.0
 
 
 def add_device_replicas(figures: GraphFigures, request: Request, found: Found, how: Replicate) -> Replicated | None:
@@ -182,9 +185,9 @@ def _tried(
     if check_budgets(measured, request.topology, runs, step, always=True).over:  # takes longest, so it comes last
         return None
     saved = bytes_saved(written, runs.devices(request.topology), measured.crossing, measured.shared_state)
-    bound = min(_bound(figures, request, found), now)
+    bound = min(bound_with_replicas(figures, request, found), now)
     better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=bound)
-    return Replicated(better, measured, written, saved)
+    return Replicated(better, measured, written, saved, found.bound)
 
 
 def _crossing(figures: GraphFigures, request: Request, runs: Runs) -> int:
@@ -211,12 +214,16 @@ def _seconds(figures: GraphFigures, request: Request, runs: Runs) -> float:
     return times_of(figures, runs.assignment, device_of, request.topology)[0]
 
 
-def _bound(figures: GraphFigures, request: Request, found: Found) -> float:
-    """What no placement is below, however often it computes something: transfers do not count in it."""
+def bound_with_replicas(figures: GraphFigures, request: Request, found: Found) -> float:
+    """What no placement is below, however often it computes something: what it may compute again need not cross."""
     if request.objective == "latency":
         return min(found.bound, critical_path(figures, request.topology))
-    if request.objective == "throughput":
-        problem = request.problem(figures, "free", figures.needs)
-        tables = tables_of(problem)
-        return min(found.bound, load_bound(reduce_problem(problem, tables), tables.memory, "throughput"))
-    return found.bound
+    if request.objective != "throughput":
+        return found.bound
+    remade = attrs.evolve(figures, remade=may_be_made_again(figures, request))
+    problem = request.problem(remade, found.contiguity, figures.needs)
+    solution = answer_if_any(problem, solve_placement)
+    bound = 0.0 if solution is None else solution.bound
+    if found.contiguity == "pipeline" and tells_lives(request):
+        bound = max(bound, least_pipeline(ReducedGraph.of(remade, request)))
+    return min(found.bound, bound)

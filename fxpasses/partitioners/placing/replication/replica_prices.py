@@ -20,7 +20,7 @@ from fxpasses.partitioners.placing.replication.replicas import why_not_replicabl
 from fxpasses.partitioners.placing.requests import Replicate, Request
 from fxpasses.partitioners.tensor_sizes import tensors_in
 
-__all__ = ["Prices", "banned_from"]
+__all__ = ["Prices", "banned_from", "may_be_made_again"]
 
 FLOPS_A_BYTE = 16
 """Up to so many operations for a byte of its result a node is cheap by itself: no product, no large sum."""
@@ -124,7 +124,7 @@ class Prices:
             if held.constants.issuperset(self.figures.effects.storages(node)):
                 return 0
             attribute = find_attribute(self.figures.graph_module, str(node.target))
-            if isinstance(attribute.value, torch.nn.Parameter) or size > largest:
+            if _is_parameter(self.figures, node) or size > largest:
                 return NEVER
             if attribute.kind == "constant":
                 return 0
@@ -147,6 +147,21 @@ class _Held:
         constants = frozenset(storage for node in nodes for storage in figures.constants[figures.position[node]])
         used = (used for node in nodes for used in node.all_input_nodes)
         return cls(constants, frozenset(node for node in used if node.op == "placeholder"))
+
+
+def may_be_made_again(figures: GraphFigures, request: Request) -> frozenset[Node]:
+    """The nodes that some device may compute again: what reads a parameter only where something else reads it, too."""
+    banned, found = banned_from(figures, request), set[Node]()
+    for node in figures.nodes:
+        if node not in figures.trained and banned.get(node, frozenset()) is not None:
+            state = [used for used in node.all_input_nodes if used.op == "get_attr" and _is_parameter(figures, used)]
+            if all(len(used.users) > 1 for used in state) and not why_not_replicable(node, figures.effects):
+                found.add(node)
+    return frozenset(found)
+
+
+def _is_parameter(figures: GraphFigures, node: Node) -> bool:
+    return isinstance(find_attribute(figures.graph_module, str(node.target)).value, torch.nn.Parameter)
 
 
 def banned_from(figures: GraphFigures, request: Request) -> dict[Node, frozenset[str] | None]:

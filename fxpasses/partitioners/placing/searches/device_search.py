@@ -29,6 +29,7 @@ from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
     SHORT,
     begun_anew,
+    in_short,
     seconds_of_leaps,
 )
 from fxpasses.partitioners.solvers import solve_placement
@@ -71,6 +72,8 @@ def search(
     if (request.objective, contiguity) == ("latency", "free"):
         has_room = _has_room(cuts, request, solve)
         asked, leaps = begun_anew(request, has_room, len(figures.nodes)), seconds_of_leaps(request, has_room)
+    elif contiguity == "free" and request.time_budget > SHORT and not _has_room(cuts, request, solve):
+        asked = iter([request, in_short(request)])
     sends_otherwise = False
     for each in asked:
         one = OneSearch.run(cuts, each, contiguity, solve, nearest, below)

@@ -16,7 +16,7 @@ from fxpasses.partitioners.solvers.contiguous.ideals.orders import linear_orders
 from fxpasses.partitioners.solvers.contiguous.ideals.states import States
 from fxpasses.partitioners.solvers.reduced.reducing import Units
 
-__all__ = ["best_pipeline"]
+__all__ = ["best_pipeline", "least_pipeline"]
 
 IDEALS, MOST_IDEALS, CELLS = 1500, 2000, 2e7
 """Ideals in a second, and at most, and pairs of them times steps from one set of devices to the next in a second."""
@@ -48,6 +48,13 @@ def best_pipeline(graph: ReducedGraph) -> BestPipeline | None:
         if is_whole:
             break
     return known
+
+
+def least_pipeline(graph: ReducedGraph) -> float:
+    """What the busiest device of no pipeline is below, where the ideals of a graph are few; else 0."""
+    steps = States.count(graph.classes) * len(graph.classes)
+    words = all_ideals(graph.units, _most_ideals(steps, max(1.0, graph.request.time_budget)))
+    return 0.0 if words is None else RunTable.of(graph, words, is_whole=True).least_value()
 
 
 def _better(known: BestPipeline, before: BestPipeline | None) -> BestPipeline:

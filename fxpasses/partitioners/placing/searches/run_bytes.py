@@ -2,6 +2,7 @@
 
 Constants, inputs and what came from other devices are there from the beginning of the run to its end; what the run
 makes is there from the operator that makes it to the last that uses it, or to the end if another device uses it, too.
+What any device may compute again counts where a run makes it and uses all of it, else only while an operator reads it.
 A run's operators go in the order of the graph, so this is what
 :func:`~fxpasses.partitioners.costs.memory.predict_memory` follows for a placement, or a little less: the bytes of a
 storage are those of its first value, and an operator has the device where it needs least for itself.
@@ -10,6 +11,7 @@ storage are those of its first value, and an operator has the device where it ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -31,11 +33,12 @@ from fxpasses.partitioners.tensor_sizes import tensor_bytes
 __all__ = ["RunBytes", "lifetimes_of"]
 
 Bools = NDArray[np.bool_]
+Ends = dict[int, list[tuple[int, list[int]]]]
 AT_ONCE = 500
 """Values that are looked at together."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class RunBytes:
     """The bytes of runs between ideals; not of a training step.
 
@@ -75,22 +78,38 @@ class RunBytes:
         runs = after & ~self.inside[:, first]
         alive, most = np.zeros((2, len(first)))
         lives = self.lives
-        for unit, own, new, freed in zip(
-            lives.unit.tolist(), lives.own.tolist(), lives.new.tolist(), lives.freed, strict=True
+        begun, ended = self._remade
+        for place, (unit, own, new, freed) in enumerate(
+            zip(lives.unit.tolist(), lives.own.tolist(), lives.new.tolist(), lives.freed, strict=True)
         ):
             if new:
                 alive += new * runs[unit]
+            for size, units in begun.get(place, ()):
+                alive += size * runs[units].all(axis=0)
             np.maximum(most, alive + own, out=most, where=runs[unit])
             for size, maker, users in freed:
                 alive -= size * (runs[maker] & after[list(users)].all(axis=0))
+            for size, units in ended.get(place, ()):
+                alive -= size * runs[units].all(axis=0)
         return self.beside[first, last] + most
+
+    @cached_property
+    def _remade(self) -> tuple[Ends, Ends]:
+        """Bytes that others may make again, and the units that make and use them, by their first and last operator."""
+        begun, ended = Ends(), Ends()
+        for each in self.lives.remade:
+            units = sorted({int(self.lives.unit[at]) for at in each.touched})
+            begun.setdefault(each.touched[0], []).append((each.size, units))
+            ended.setdefault(each.touched[-1], []).append((each.size, units))
+        return begun, ended
 
 
 def lifetimes_of(figures: GraphFigures, unit_of: Mapping[Node, int]) -> Lifetimes:
     """What the operators of a measured graph need, make and use; ``unit_of`` is the unit of each compute node."""
     unit = np.array([unit_of[node] for node in figures.nodes], dtype=np.int64)
     own = figures.inside - np.array(figures.casts, dtype=np.int64)
-    return Lifetimes(unit, own, tuple(_made(figures)), tuple(_arrivals(figures, unit_of)))
+    again = tuple(each for each in _made(figures, remade=True) if not each.is_kept) if figures.remade else ()
+    return Lifetimes(unit, own, tuple(_made(figures)), tuple(_arrivals(figures, unit_of)), again)
 
 
 def _received(lives: Lifetimes, family: CutFamily) -> Floats:
@@ -119,12 +138,12 @@ def _arrivals(figures: GraphFigures, unit_of: Mapping[Node, int]) -> Iterator[Ar
         value, maker = value_of(node), unit_of.get(node)
         users = sorted({unit_of[user] for user in node.users if user in unit_of} - {maker})
         is_constant = maker is not None and figures.is_constant(figures.position[node])
-        if users and isinstance(value, torch.Tensor) and not is_constant:
+        if users and isinstance(value, torch.Tensor) and not is_constant and node not in figures.remade:
             yield Arrival(tensor_bytes(value), maker, tuple(users))
 
 
-def _made(figures: GraphFigures) -> Iterator[Lifetime]:
-    """The storages that operators make, with the operators that touch each."""
+def _made(figures: GraphFigures, *, remade: bool = False) -> Iterator[Lifetime]:
+    """The storages that operators make, with the operators that touch each: those that may be made again, or others."""
     position = figures.position
     held: dict[int, list[Node]] = {}
     for node in figures.nodes:
@@ -133,6 +152,8 @@ def _made(figures: GraphFigures) -> Iterator[Lifetime]:
                 held.setdefault(storage, []).append(node)
     for storage, values in held.items():
         maker, users = values[0], [user for value in values for user in value.users]
+        if (maker in figures.remade) != remade:
+            continue
         touched = {position[node] for node in (*values, *users) if node in position}
         is_kept = any(user not in position for user in users)
         size = result_bytes(maker, figures.homes[maker]).get(storage, 0)

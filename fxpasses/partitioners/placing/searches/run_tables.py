@@ -155,6 +155,19 @@ class RunTable:
             return BestPipeline(best, self.below if self.is_exact else 0.0)
         return BestPipeline(best, 0.0, missing_bytes=self.least_missing(request.time_budget))
 
+    def least_value(self) -> float:
+        """What no pipeline is below whose runs need what they are known to need, as far as there is time for that."""
+        least = 0.0
+        for _round in range(self.rounds(self.graph.request.time_budget)):
+            values = self.values()
+            walked = smallest_walk(States.of(self.graph.classes), values, in_turn=False)
+            if walked is None:
+                return self.below
+            steps, least = walked
+            if not self.count(steps, values, least):
+                break
+        return least
+
     @property
     def is_exact(self) -> bool:
         """Whether no pipeline is left out, and no run needs less than is known."""

@@ -12,6 +12,7 @@ __all__ = [
     "LITTLE_EFFORT",
     "SHORT",
     "begun_anew",
+    "in_short",
     "seconds_of_leaps",
     "seconds_of_trial",
     "shares_of_questions",
@@ -73,6 +74,11 @@ def begun_anew(request: Request, has_room: bool, nodes: int) -> Iterator[Request
     for shorter in SHORTER:
         if shorter < seconds and (shorter or nodes <= SMALL):
             yield attrs.evolve(again, time_budget=shorter)
+
+
+def in_short(request: Request) -> Request:
+    """A search that follows a longer one in tight memory, where what is found hangs on where a search begins."""
+    return attrs.evolve(request, time_budget=SHORTER[0], effort=LITTLE_EFFORT, explain="never")
 
 
 def seconds_of_leaps(request: Request, has_room: bool) -> float:

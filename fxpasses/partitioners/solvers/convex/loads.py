@@ -38,6 +38,8 @@ RELAXED_A_SECOND = 1.4e6
 MOVES_A_SECOND, LEAST_SECONDS = 5_000, 0.5
 """Moves that are looked at in a second; and for how many seconds whatever the budget, unless only an answer is wanted.
 """
+SIZE = 400
+"""Units for which that holds; of more, each move takes longer by the square: it asks many units, by masks of all."""
 BATCH = 64
 MANY = 4_000
 """Nodes from which on the best pipeline is the answer."""
@@ -158,9 +160,10 @@ class _Search:
 
     def descended(self, home: Ints, moves: int) -> Ints:
         """Take the best of all moves until none is better, or so many were looked at."""
-        while moves > 0:
-            moved = list(self._moves(home))
-            moves -= len(moved) + 1
+        left, each = float(moves), max(1.0, len(home) / SIZE) ** 2
+        while left > 0:
+            moved = list(self._moves(home, 1 + int(left / each / 2)))  # each unit with all before it, or behind it
+            left -= each * (len(moved) + 1)
             best = self.rank(home)
             better = None
             for start in range(0, len(moved), BATCH):
@@ -176,19 +179,26 @@ class _Search:
             home = better
         return home
 
-    def _moves(self, home: Ints) -> Iterator[Ints]:
+    def _moves(self, home: Ints, most: int) -> Iterator[Ints]:
         """From the busiest device to any other; from any other to any, where a value of the busiest is concerned."""
         busiest = int(np.argmax(self.model.figures(home[None])[0]))
-        return self.sets.moves(home, self._near(busiest, home))
+        return self.sets.moves(home, self._near(busiest, home, most))
 
-    def _near(self, busiest: int, home: Ints) -> list[int]:
-        """The units of the busiest device, and those that exchange values with it."""
+    def _near(self, busiest: int, home: Ints, most: int) -> list[int]:
+        """The units of the busiest device, and those that exchange values with it; of many, those at borders."""
         maker, user = self.model.source[self.model.uses[:, 0]], self.model.uses[:, 1]
         own = home == busiest
         near = own.copy()
         near[maker[own[user]]] = True
         near[user[own[maker]]] = True
-        return np.flatnonzero(near).tolist()
+        found = np.flatnonzero(near)
+        if len(found) > most:
+            crosses = home[maker] != home[user]
+            is_border = np.zeros(len(home), dtype=bool)
+            is_border[maker[crosses]] = is_border[user[crosses]] = True
+            found = found[np.argsort(~is_border[found], kind="stable")[:most]]
+        chosen: list[int] = found.tolist()
+        return chosen
 
     def balanced(self, home: Ints) -> Ints:
         """On no more devices the smallest largest load, as far as the integer program finds it."""

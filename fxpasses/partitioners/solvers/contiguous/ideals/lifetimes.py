@@ -58,17 +58,19 @@ class Lifetimes:
         own: What each needs for itself, ``(o,)``.
         made: What they make.
         arrivals: What comes from elsewhere.
+        remade: What they make that others may make again: it is there only as long as the device itself uses it.
     """
 
     unit: Ints
     own: Ints
     made: tuple[Lifetime, ...]
     arrivals: tuple[Arrival, ...]
+    remade: tuple[Lifetime, ...] = ()
 
     def of_core(self, is_chosen: Bools) -> Lifetimes:
         """The same of some units, numbered anew; no device needs more for it than with the others.
 
-        What the others make is left out, and what they use is free before they do.
+        What the others make is left out, and what they use is free before they do; so is what is made again.
         """
         number, runs = np.cumsum(is_chosen) - 1, is_chosen[self.unit]
         place = np.cumsum(runs) - 1
