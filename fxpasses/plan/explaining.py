@@ -31,6 +31,11 @@ def hints(parts: Sequence[PartPlan], given: Fit, renames: Mapping[str, str]) -> 
     if given.names_closed_region:
         return {"": "regions of autocast and of grad modes are placed operator by operator: place the model again"}
     found = {}
+    if given.homeless and _has_dead_code(given):
+        return {
+            "": "the graph has operators that nobody uses, which the passes of a plan take away: run them first, "
+            "as parse_pipeline(plan.pipeline)(program).exported_program does"
+        }
     for key in given.homeless[:1]:
         counted = sum(_stem(other) == _stem(key) for other in given.keys.values())
         known = [op for part in parts for op in part.ops if _stem(op) == _stem(key)]
@@ -46,6 +51,11 @@ def hints(parts: Sequence[PartPlan], given: Fit, renames: Mapping[str, str]) -> 
         if close := get_close_matches(entry, list(there), n=2, cutoff=0.5):
             found[entry] = f"nearest to {entry} in the model: {', '.join(close)}"
     return found
+
+
+def _has_dead_code(given: Fit) -> bool:
+    """Whether a graph was exported, and no pass has cleaned it up since."""
+    return any(node.op == "call_function" and not node.users and not node.is_impure() for node in given.keys)
 
 
 def misfit(model: str, parts: Sequence[PartPlan], given: Fit) -> str:

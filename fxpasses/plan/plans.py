@@ -220,7 +220,8 @@ class Plan:
         See :func:`fxpasses.simulation.simulate`.
 
         Args:
-            model: The program the plan was made for, or the same model exported again.
+            model: The program the plan was made for, or the same model exported again, after the passes that the plan
+                names: ``parse_pipeline(plan.pipeline)(program).exported_program``.
             samples: How many samples go through.
             overlap: What goes on at the same time.
             detail: Whether a span is a part or an operator.

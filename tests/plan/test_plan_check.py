@@ -12,7 +12,7 @@ from lowering_models import KeyValueCache, Mlp
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxpasses import Device, Plan, PlanError, lower, place
+from fxpasses import Device, Plan, PlanError, lower, parse_pipeline, place
 from fxpasses.plan import PartPlan, Violation, stable_keys
 from fxpasses.units import KiB
 
@@ -617,3 +617,27 @@ def test_what_branches_are_made_of_counts(activation: Any, difference: list[str]
     assert {"cond": 1, "cos": 1, "gt": 1, "relu": 1, "sum": 1} == plan.contents["/*"]
     assert bool(difference) == bool(found)
     assert all(each in str(found[0]) for each in difference)
+
+
+def test_what_no_pass_has_cleaned_up_is_told() -> None:
+    """A program that was exported again has operators that nobody uses, and ordinals move with them."""
+
+    class Unused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.relu(x).sum()
+            return torch.relu(x + 1)
+
+    x = torch.ones(2)
+    planned = place(Unused(), (x,), devices=[Device("only")])
+    plan = attrs.evolve(planned.plan, parts=[PartPlan("only", "only", ("/add#0", "/relu#0"))], contents={})
+    raw = torch.export.export(Unused(), (x,))
+
+    said = (
+        " (the graph has operators that nobody uses, which the passes of a plan take away: run them first, as "
+        "parse_pipeline(plan.pipeline)(program).exported_program does)."
+    )
+    (first, *_others) = plan.check(raw)
+    assert first.message.endswith(said)
+    with pytest.raises(PlanError, match=re.escape(said)):
+        plan.simulate(raw)
+    assert [] == plan.check(parse_pipeline(plan.pipeline)(raw).exported_program)
