@@ -125,6 +125,24 @@ def test_offloading_leaves_it_in_main_memory(budget: int) -> None:
     assert torch.equal(model(X), lowered(X))
 
 
+def test_offloading_in_training_leaves_it_in_main_memory() -> None:
+    """There is room for a whole step but for what nobody reads, so next to nothing is loaded."""
+    model = Pooled(4096)
+    lowered = lower(
+        model, (X,), devices=[Device("only", 1000 * KiB)], offload="cpu", training=Training(optimizer_slots=2)
+    )
+
+    assert peaks_on(lowered)["only"] < model.unread
+    assert ["cpu"] == [part.offload for part in lowered.plan.parts if part.offload]
+    assert [] == lowered.plan.check(lowered.program)
+    lowered(X).square().mean().backward()
+    gradients = {name: each.grad for name, each in lowered.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    model(X).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or torch.equal(parameter.grad, gradients[name])
+
+
 def test_nothing_is_trained_of_it() -> None:
     models = Pooled(1), Pooled(4096)
     rows = [
