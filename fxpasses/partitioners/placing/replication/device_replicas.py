@@ -71,10 +71,14 @@ def add_device_replicas(figures: GraphFigures, request: Request, found: Found, h
     if how == "never" or len(dict.fromkeys(found.runs.device_of.values())) < 2:
         return None
     try:
-        return _best(figures, request, found, _Choice.of(figures, request, found.runs, how), how)
+        again = _best(figures, request, found, _Choice.of(figures, request, found.runs, how), how)
     except (CycleError, PartitionError):  # what only asserts is kept in order with other assertions, replicas included
         choice = _Choice.of(figures, request, found.runs, how, only_pure=True)
-    return _best(figures, request, found, choice, how)
+        again = _best(figures, request, found, choice, how)
+    if again is None:
+        return None
+    bound = min(bound_with_replicas(figures, request, found), again.found.value)
+    return attrs.evolve(again, found=attrs.evolve(again.found, bound=bound), bound_once=found.bound)
 
 
 def _best(figures: GraphFigures, request: Request, found: Found, choice: _Choice, how: Replicate) -> Replicated | None:
@@ -185,9 +189,8 @@ def _tried(
     if check_budgets(measured, request.topology, runs, step, always=True).over:  # takes longest, so it comes last
         return None
     saved = bytes_saved(written, runs.devices(request.topology), measured.crossing, measured.shared_state)
-    bound = min(bound_with_replicas(figures, request, found), now)
-    better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=bound)
-    return Replicated(better, measured, written, saved, found.bound)
+    better = attrs.evolve(found, runs=Runs(assignment, names), value=now, bound=0.0)
+    return Replicated(better, measured, written, saved)
 
 
 def _crossing(figures: GraphFigures, request: Request, runs: Runs) -> int:
@@ -221,7 +224,7 @@ def bound_with_replicas(figures: GraphFigures, request: Request, found: Found) -
     if request.objective != "throughput":
         return found.bound
     remade = attrs.evolve(figures, remade=may_be_made_again(figures, request))
-    problem = request.problem(remade, found.contiguity, figures.needs)
+    problem = attrs.evolve(request, explain="never").problem(remade, found.contiguity, figures.needs)
     solution = answer_if_any(problem, solve_placement)
     bound = 0.0 if solution is None else solution.bound
     if found.contiguity == "pipeline" and tells_lives(request):
