@@ -4,7 +4,8 @@ A storage lives from the node that makes it to the last use of its last alias. W
 that part returns, since the caller's arguments hold it; a copy lives on the other device from the first part that
 needs it to the last. An input that is on the device already is there all the time. What an operator needs for itself is
 there while it runs. What goes into a region goes with its last use there, as without autograd nobody else holds it; the
-parameters that autocast has cast and kept stay until the part leaves the region.
+parameters that autocast has cast and kept stay until the part leaves the region. Inputs and state that no operator
+reads count where they lie: on the device of the first operator, if they may be there.
 """
 
 from __future__ import annotations
