@@ -32,8 +32,14 @@ from fxpasses.partitioners.placing.searches.few_ideals import least_pipeline
 from fxpasses.partitioners.placing.searches.reduced_graphs import ReducedGraph, tells_lives
 from fxpasses.partitioners.placing.training_figures import training_figures
 from fxpasses.partitioners.solvers import solve_placement
+from fxpasses.partitioners.solvers.proofs.bounds import load_bound
+from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.tables import tables_of
 
 __all__ = ["Replicated", "add_device_replicas", "bound_with_replicas"]
+
+PROVING = 0.25
+"""What the bound gets of the seconds of a search."""
 
 
 @attrs.frozen(eq=False)
@@ -218,15 +224,22 @@ def _seconds(figures: GraphFigures, request: Request, runs: Runs) -> float:
 
 
 def bound_with_replicas(figures: GraphFigures, request: Request, found: Found) -> float:
-    """What no placement is below, however often it computes something: what it may compute again need not cross."""
+    """What no placement is below, however often it computes something.
+
+    Of pipelines, what may be computed again need not cross; of others nothing need.
+    """
     if request.objective == "latency":
         return min(found.bound, critical_path(figures, request.topology))
     if request.objective != "throughput":
         return found.bound
+    if found.contiguity != "pipeline":
+        problem = request.problem(figures, "free", figures.needs)
+        tables = tables_of(problem)
+        return min(found.bound, load_bound(reduce_problem(problem, tables), tables.memory, "throughput"))
     remade = attrs.evolve(figures, remade=may_be_made_again(figures, request))
-    problem = attrs.evolve(request, explain="never").problem(remade, found.contiguity, figures.needs)
-    solution = answer_if_any(problem, solve_placement)
+    shorter = attrs.evolve(request, time_budget=PROVING * request.time_budget, explain="never")
+    solution = answer_if_any(shorter.problem(remade, "pipeline", figures.needs), solve_placement)
     bound = 0.0 if solution is None else solution.bound
-    if found.contiguity == "pipeline" and tells_lives(request):
-        bound = max(bound, least_pipeline(ReducedGraph.of(remade, request)))
+    if bound < found.bound and tells_lives(request):
+        bound = max(bound, least_pipeline(ReducedGraph.of(remade, shorter)))
     return min(found.bound, bound)

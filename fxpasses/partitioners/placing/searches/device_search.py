@@ -29,7 +29,7 @@ from fxpasses.partitioners.placing.searches.time_shares import (
     LITTLE_EFFORT,
     SHORT,
     begun_anew,
-    in_short,
+    in_tight_memory,
     seconds_of_leaps,
 )
 from fxpasses.partitioners.solvers import solve_placement
@@ -73,7 +73,7 @@ def search(
         has_room = _has_room(cuts, request, solve)
         asked, leaps = begun_anew(request, has_room, len(figures.nodes)), seconds_of_leaps(request, has_room)
     elif contiguity == "free" and request.time_budget > SHORT and not _has_room(cuts, request, solve):
-        asked = iter([request, in_short(request)])
+        asked = in_tight_memory(request)
     sends_otherwise = False
     for each in asked:
         one = OneSearch.run(cuts, each, contiguity, solve, nearest, below)

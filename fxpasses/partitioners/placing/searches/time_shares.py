@@ -12,7 +12,7 @@ __all__ = [
     "LITTLE_EFFORT",
     "SHORT",
     "begun_anew",
-    "in_short",
+    "in_tight_memory",
     "seconds_of_leaps",
     "seconds_of_trial",
     "shares_of_questions",
@@ -76,9 +76,15 @@ def begun_anew(request: Request, has_room: bool, nodes: int) -> Iterator[Request
             yield attrs.evolve(again, time_budget=shorter)
 
 
-def in_short(request: Request) -> Request:
-    """A search that follows a longer one in tight memory, where what is found hangs on where a search begins."""
-    return attrs.evolve(request, time_budget=SHORTER[0], effort=LITTLE_EFFORT, explain="never")
+def in_tight_memory(request: Request) -> Iterator[Request]:
+    """A search for a free placement that shares its time with all that follows its first question, and a short one.
+
+    What is found hangs on where a search begins, so the short one may find what is better. Where a peak is made small,
+    the questions that follow find most, so each has its time.
+    """
+    shared = request.time_budget if request.objective == "memory" else request.time_budget / WITH_QUESTIONS
+    yield attrs.evolve(request, time_budget=max(SHORT, shared))
+    yield attrs.evolve(request, time_budget=SHORTER[0], effort=LITTLE_EFFORT, explain="never")
 
 
 def seconds_of_leaps(request: Request, has_room: bool) -> float:

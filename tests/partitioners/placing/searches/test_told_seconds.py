@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from fxpasses import Training, fake_devices
 from fxpasses.partitioners.by_device import place_by_device
@@ -58,6 +59,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[PlacementProblem]:
     return problems
 
 
+def tight(asked: list[PlacementProblem]) -> tuple[GraphModule, dict[str, Any]]:
+    """A model and devices whose memory is tight."""
+    words = torch.zeros(4, 8, dtype=torch.long)
+    graph = torch.export.export(Tied(), (words, words)).module(check_guards=False)
+    training = Training(optimizer_slots=2)
+    least = place_by_device(graph, fake_devices(4), objective="memory", training=training, time_budget=0.3)
+    memory = [int(least.objective_value * 4 * 1.2 * speed / sum(SPEEDS)) + 1 for speed in SPEEDS]
+    asked.clear()
+    devices = fake_devices(4, memory=memory, flops=[1e11 * speed for speed in SPEEDS])
+    return graph, {"devices": devices, "training": training}
+
+
 @pytest.mark.parametrize(
     ("objective", "contiguity", "most"),
     [("latency", "free", 4.0), ("latency", "convex", 7.0), ("throughput", "free", 4.0)],
@@ -66,17 +79,23 @@ def test_questions_in_tight_memory_are_told_a_few_times_the_seconds_at_most(
     asked: list[PlacementProblem], objective: Objective, contiguity: Contiguity, most: float
 ) -> None:
     """Answers that pass budgets are followed by others, and a table that both ends use asks for more."""
-    words = torch.zeros(4, 8, dtype=torch.long)
-    graph = torch.export.export(Tied(), (words, words)).module(check_guards=False)
-    training = Training(optimizer_slots=2)
-    least = place_by_device(graph, fake_devices(4), objective="memory", training=training, time_budget=0.3)
-    memory = [int(least.objective_value * 4 * 1.2 * speed / sum(SPEEDS)) + 1 for speed in SPEEDS]
-    devices = fake_devices(4, memory=memory, flops=[1e11 * speed for speed in SPEEDS])
-    asked.clear()
+    graph, options = tight(asked)
 
-    place_by_device(graph, devices, objective=objective, contiguity=contiguity, training=training, time_budget=SECONDS)
+    place_by_device(graph, **options, objective=objective, contiguity=contiguity, time_budget=SECONDS)
 
     told = [problem.time_budget for problem in asked]
     assert len(told) > 4, "the memory is not tight"
     assert max(told) <= SECONDS
     assert sum(told) <= most * SECONDS
+
+
+def test_much_time_is_shared_with_all_questions_about_a_free_placement(asked: list[PlacementProblem]) -> None:
+    """And a short search follows, as what is found hangs on where a search begins: more time was worse."""
+    graph, options = tight(asked)
+
+    place_by_device(graph, **options, objective="throughput", contiguity="free", time_budget=4.0)
+
+    told = [problem.time_budget for problem in asked]
+    assert [0.0, pytest.approx(4.0 / 3.4)] == told[:2]  # whether there is room, and the first question
+    assert SECONDS in told
+    assert sum(told) <= 2 * 4.0
