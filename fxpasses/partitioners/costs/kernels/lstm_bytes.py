@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.partitioners.costs.kernels.processor_blocks import has_tiles, may_use_tiles, round_up, vector_size
+from fxpasses.partitioners.costs.kernels.processor_blocks import (
+    LARGEST_VECTOR,
+    has_tiles,
+    may_use_tiles,
+    round_up,
+    vector_size,
+)
 from fxpasses.partitioners.tensor_sizes import concrete_size, is_half, tensor_bytes
 
 __all__ = ["lstm_backward_scratch_bytes", "lstm_scratch_bytes", "lstm_workspace_bytes"]
@@ -66,16 +72,17 @@ def lstm_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
         rows = steps if batch == 1 else batch
         of_thread += _TILE_ROW * rows + _TILE_COLUMN * max(width, hidden)
     tables = _PAGE + _OF_ALL + torch.get_num_threads() * of_thread
-    weights = _in_blocks(width, hidden, weight) + _in_blocks(hidden, hidden, weight)
+    vector = LARGEST_VECTOR if batch == 1 else vector_size()  # one sample has blocks of the longest everywhere
+    weights = sum(_in_blocks(each, hidden, weight, vector) for each in (width, hidden))
     biases = _GATES * hidden * element
     dense = 0 if given.is_contiguous() else tensor_bytes(given)
     return int(weights + biases + _states_bytes(given, hidden) + gates + tables + dense)
 
 
-def _in_blocks(width: int, hidden: int, weight: Tensor) -> int:
+def _in_blocks(width: int, hidden: int, weight: Tensor, vector: int) -> int:
     """The weights of each gate in whole blocks of two vectors; in half precision in pairs."""
     pairs = round_up(width, 2) if is_half(weight) else width
-    return _GATES * round_up(hidden, 2 * vector_size()) * pairs * weight.element_size()
+    return _GATES * round_up(hidden, 2 * vector) * pairs * weight.element_size()
 
 
 def lstm_backward_scratch_bytes(args: Sequence[Any], _result: Any) -> int:
