@@ -8,7 +8,7 @@ import torch
 
 from fxpasses.partitioners.costs.kernels.convolution_kernels import has_own_kernel
 from fxpasses.partitioners.costs.kernels.convolution_shapes import Convolution
-from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, round_up
+from fxpasses.partitioners.costs.kernels.processor_blocks import ALIGNMENT, FLOAT, LARGEST_VECTOR, round_up
 
 __all__ = ["sums_in_floats", "sums_of_threads"]
 
@@ -18,6 +18,8 @@ _WAITING = 8192
 """Bytes with which threads wait for each other where they share what is turned."""
 _BARRIERS, _FAR_MORE = 21_000, 8
 """Bytes with which threads that sum up apart wait for each other; they do from so many times as many places on."""
+_PAGE = 4096
+"""More of these bytes, over volumes with shorter vectors."""
 
 
 def sums_of_threads(shapes: Convolution, weight: int) -> int:
@@ -32,7 +34,8 @@ def sums_of_threads(shapes: Convolution, weight: int) -> int:
     laid_out = shapes.in_blocks(shapes.source, shapes.vector) + shapes.in_blocks(shapes.result, shapes.vector)
     has_rest = blocks % threads != 0 and blocks < 2 * threads
     apart = threads if has_rest or laid_out > _FAR_MORE * weight else -(-threads // blocks)
-    return (apart - 1) * weight + _BARRIERS
+    has_more = shapes.is_volumes and shapes.vector != LARGEST_VECTOR
+    return (apart - 1) * weight + _BARRIERS + (_PAGE if has_more else 0)
 
 
 def sums_in_floats(shapes: Convolution, weight: int, *, keeps_channels: bool = False) -> int:

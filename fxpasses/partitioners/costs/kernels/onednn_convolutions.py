@@ -315,7 +315,7 @@ def weights_in_order(shapes: Convolution, bias: int) -> int:
         return 2 * shapes.weight_bytes + max(sums + bias, shapes.weight_bytes + 2 * bias)
     unfolded = 0
     do_few_know = shapes.reaches_beyond or shapes.is_too_wide or (shapes.dtype is torch.bfloat16 and shapes.grows)
-    if do_few_know or (shapes.is_volumes and (shapes.is_dilated or vector != LARGEST_VECTOR)):
+    if do_few_know or (shapes.is_volumes and (shapes.is_dilated or (shapes.is_padded and vector != LARGEST_VECTOR))):
         unfolded = 2 * shapes.weight_bytes + sums_of_columns(shapes, is_last=True) + bias
     if shapes.is_depthwise:
         is_filled = not has_own_kernel(shapes)
