@@ -53,7 +53,7 @@ class HeldState(NamedTuple):
 
 
 class UnreadState(NamedTuple):
-    """State that no operator reads, and that stays where it is: the device that it lies on, its bytes, its kind."""
+    """State of a kind that no operator reads, and that stays where it is: the device that it lies on, its bytes."""
 
     device: torch.device
     size: int
@@ -159,17 +159,17 @@ class MemoryFacts:
 
     @cached_property
     def unread_state(self) -> tuple[UnreadState, ...]:
-        """The parameters and buffers that no operator reads or calls, and that share no memory with those."""
+        """The parameters and buffers that no operator reads or calls, and that share no memory with those, together."""
         if not self.keeps_unread:
             return ()
         seen = {storage_key(tensor) for tensor in self._tensors_in_use()}
-        found = []
+        sizes: dict[tuple[torch.device, bool], int] = {}
         for tensor in itertools.chain(self.graph_module.parameters(), self.graph_module.buffers()):
             if (key := storage_key(tensor)) not in seen:
                 seen.add(key)
-                is_parameter = isinstance(tensor, torch.nn.Parameter)
-                found.append(UnreadState(tensor.device, storage_bytes(tensor), is_parameter))
-        return tuple(found)
+                kind = tensor.device, isinstance(tensor, torch.nn.Parameter)
+                sizes[kind] = sizes.get(kind, 0) + storage_bytes(tensor)
+        return tuple(UnreadState(device, size, is_parameter) for (device, is_parameter), size in sizes.items())
 
     def _tensors_in_use(self) -> Iterator[torch.Tensor]:
         for node in self.graph_module.graph.find_nodes(op="get_attr"):
