@@ -161,10 +161,11 @@ def test_a_change_costs_what_the_whole_says_then(seed: int, contiguity: str) -> 
     if not np.isfinite(tables.seconds).any(axis=1).all():  # some node runs nowhere
         return
     home = np.where(np.isfinite(tables.seconds), draw.random((count, kinds)), -1).argmax(axis=1)
-    used = CopiesInUse.of(tables, home, np.eye(kinds, dtype=bool)[home], is_free=contiguity == "free")
+    is_free = contiguity == "free"
+    used = CopiesInUse.of(tables, home, np.eye(kinds, dtype=bool)[home], is_free=is_free)
 
     seen = set()
-    for _ in range(60):
+    for step in range(60):
         node = int(draw.integers(count))
         present = draw.random(kinds) < 0.5
         present[draw.integers(kinds)] = True
@@ -178,10 +179,16 @@ def test_a_change_costs_what_the_whole_says_then(seed: int, contiguity: str) -> 
         is_better = can_run and ranked(figures.load)[1] < ranked(used.load)[1] * (1 - ROUNDING)
         is_better &= bool(figures.load.max() <= used.load.max() * (1 + ROUNDING))
         seen.add((is_allowed, is_better))
-        assert used.improves(change) == (is_allowed and is_better)
-        if can_run:
-            used.make(change)
+        taken = used.take(change)
+
+        assert taken == (is_allowed and is_better)
+        if taken:
             assert used.load == pytest.approx(figures.load, rel=1e-9, abs=1e-12)
+            anew = CopiesInUse.of(tables, after, rows, is_free=is_free)
+            for name in ("home", "present", "_users", "_after", "_kept", "_live", "_held", "_flow"):
+                np.testing.assert_array_equal(getattr(used, name), getattr(anew, name), err_msg=name)
+        elif can_run and step % 3 == 0:  # go on from anywhere, budgets passed or not
+            used = CopiesInUse.of(tables, after, rows, is_free=is_free)
     assert len(seen) > 1
 
 

@@ -21,7 +21,7 @@ from fxpasses.partitioners.solvers.reduced.columns import equal_columns
 from fxpasses.partitioners.solvers.reduced.reaching import convex_hulls
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
-__all__ = ["Units", "contract", "merge", "only_there", "reduce_problem", "with_bytes"]
+__all__ = ["Units", "contract", "cycle_of", "merge", "only_there", "reduce_problem", "with_bytes"]
 
 
 @attrs.frozen(eq=False)
@@ -124,9 +124,14 @@ def reduce_problem(problem: PlacementProblem, tables: CostTables) -> Units:
     return _units(part, tables, problem.contiguity == "pipeline")
 
 
+def cycle_of(count: int, edges: Ints) -> Ints:
+    """The number of the cycle that each node is on; of its own where it is on none."""
+    return _merged(np.arange(count), edges, strong=True)
+
+
 def _with_cycles(part: Ints, edges: Ints) -> Ints:
     """Join the parts of the nodes of each cycle: that of every node with that of the first node of its cycle."""
-    cycle = _merged(np.arange(len(part)), edges, strong=True)
+    cycle = cycle_of(len(part), edges)
     _cycles, first = np.unique(cycle, return_index=True)
     return _merged(part, np.stack([part, part[first[cycle]]], axis=1))
 

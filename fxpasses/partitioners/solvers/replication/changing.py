@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Floats, Ints
 
@@ -77,6 +76,7 @@ class CopiesInUse:
     _live: Ints
     _held: Ints
     _flow: Ints
+    _order: Ints
 
     @classmethod
     def of(cls, tables: CostTables, home: Ints, present: Bools, *, is_free: bool) -> CopiesInUse:
@@ -92,7 +92,9 @@ class CopiesInUse:
         flow = np.zeros((kinds, kinds), dtype=np.int64)
         np.add.at(flow, home[precedence[:, 0]], present[precedence[:, 1]] & ~present[precedence[:, 0]])
         needing, before = _Ends.of(edges, count), _Ends.of(precedence, count)
-        known = (load, needing, before, users, after, kept, live, held, flow)
+        order = _order_of(flow)
+        order = np.arange(kinds) if order is None else order
+        known = (load, needing, before, users, after, kept, live, held, flow, order)
         return cls(tables, is_free, home.copy(), present.copy(), *known)
 
     def lacking(self, nodes: Ints) -> Bools:
@@ -100,24 +102,30 @@ class CopiesInUse:
         lacking: Bools = (self._users[nodes] > 0) & ~self.present[nodes]
         return lacking
 
-    def improves(self, change: Change) -> bool:
-        """Whether a change makes the norm of the loads smaller and the largest no larger, and keeps every rule."""
-        if not np.isfinite(self.tables.seconds[change.node, change.present]).all():
+    def take(self, change: Change) -> bool:
+        """Make a change that makes the norm of the loads smaller and the largest no larger, if it keeps every rule."""
+        node = change.node
+        if not np.isfinite(self.tables.seconds[node, change.present]).all():
             return False
-        (top, norm), (most, before) = ranked(self._load_after(change)), ranked(self.load)
-        if top > most * (1 + ROUNDING) or norm >= before * (1 - ROUNDING) or not self._has_room(change):
+        load = self._load_after(change)
+        (top, norm), (most, before) = ranked(load), ranked(self.load)
+        if top > most * (1 + ROUNDING) or norm >= before * (1 - ROUNDING):
             return False
-        flow = None if self.is_free else self._flow_after(change)
-        return flow is None or _is_acyclic(flow)
-
-    def make(self, change: Change) -> None:
-        """Change it."""
-        node, more = change.node, change.present.astype(np.int64) - self.present[change.node]
-        self._flow, self.load = self._flow_after(change), self._load_after(change)
-        (self._kept, self._held), self._live = self._bytes_after(change), self._live_after(change)
+        kept, held = self._bytes_after(change)
+        live = self._live_after(change)
+        if (kept + live > self.tables.memory).any():
+            return False
+        flow = self._flow_after(change)
+        order = self._order if self.is_free else self._order_after(flow)
+        if order is None:
+            return False
+        more = change.present.astype(np.int64) - self.present[node]
         self._users[self._needing[node]] += more
         self._after[self._before[node]] += more
+        self.load, self._kept, self._held, self._live = load, kept, held, live
+        self._flow, self._order = flow, order
         self.home[node], self.present[node] = change.home, change.present
+        return True
 
     def _load_after(self, change: Change) -> Floats:
         """Seconds of each device after a change: what the node takes, what it sends, and what it is sent."""
@@ -146,13 +154,6 @@ class CopiesInUse:
             kept = kept + tables.shared[keys] @ ((held[keys] > 0).astype(np.int64) - (self._held[keys] > 0))
         return kept, held
 
-    def _has_room(self, change: Change) -> bool:
-        tables = self.tables
-        if np.isinf(tables.memory).all():
-            return True
-        need, _held = self._bytes_after(change)
-        return bool((need + self._live_after(change) <= tables.memory).all())
-
     def _live_after(self, change: Change) -> Ints:
         """The most bytes that are alive while a node runs, on each device, after a change.
 
@@ -172,6 +173,11 @@ class CopiesInUse:
         now = Change(change.node, int(self.home[change.node]), self.present[change.node])
         flow: Ints = self._flow + self._flow_of(change) - self._flow_of(now)
         return flow
+
+    def _order_after(self, flow: Ints) -> Ints | None:
+        """An order of the devices in which values flow after a change, mostly the one before; None on a circle."""
+        order = self._order
+        return _order_of(flow) if np.tril(flow[np.ix_(order, order)]).any() else order
 
     def _flow_of(self, change: Change) -> Ints:
         """How often those of one node do, and those that it needs."""
@@ -206,9 +212,16 @@ def added_rows(present: Bools, pairs: Ints, count: int) -> Ints:
     return found
 
 
-def _is_acyclic(flow: Ints) -> bool:
-    count, _labels = connected_components(flow > 0, directed=True, connection="strong")
-    return bool(count == len(flow))
+def _order_of(flow: Ints) -> Ints | None:
+    """Devices in an order in which values flow; None where they flow on a circle."""
+    rest, order = np.arange(len(flow)), list[Ints]()
+    while len(rest):
+        waits = flow[np.ix_(rest, rest)].any(axis=0)
+        if waits.all():
+            return None
+        order.append(rest[~waits])
+        rest = rest[waits]
+    return np.concatenate(order)
 
 
 def ranked(load: Floats) -> tuple[float, float]:

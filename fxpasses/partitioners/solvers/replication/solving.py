@@ -9,7 +9,7 @@ of convex placements, whose parts would no longer be convex.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import attrs
 import networkx as nx
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fxpasses.partitioners.solvers.problem import PlacementProblem
 from fxpasses.partitioners.solvers.proofs.assigning import FAR, ROUNDING
 from fxpasses.partitioners.solvers.proofs.bounds import load_bound
-from fxpasses.partitioners.solvers.reduced.reducing import reduce_problem
+from fxpasses.partitioners.solvers.reduced.reducing import cycle_of, reduce_problem
 from fxpasses.partitioners.solvers.reduced.tables import CostTables, Figures, Ints
 from fxpasses.partitioners.solvers.replication.changing import Change, CopiesInUse, added_rows, ranked
 from fxpasses.partitioners.solvers.replication.proving import ReplicaProgram
@@ -99,7 +99,7 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     """Improve a placement by computing nodes again; what comes out keeps every rule and is never worse."""
     if problem.contiguity == "convex" or not tables.replicable.any():
         return solved
-    problem = _with_cycles_together(problem)
+    problem = _with_cycles_together(problem, tables)
     may = _may_replicate(problem, tables)
     if not may.any():
         return solved
@@ -123,12 +123,16 @@ def add_replicas(problem: PlacementProblem, tables: CostTables, solved: Solved) 
     return Solved(copies.home, search.order(copies), bound, value=value, present=copies.present)
 
 
-def _with_cycles_together(problem: PlacementProblem) -> PlacementProblem:
+def _with_cycles_together(problem: PlacementProblem, tables: CostTables) -> PlacementProblem:
     """The problem in which the nodes of each cycle are a colocation group, so that none of them has copies."""
-    place = {node: at for at, node in enumerate(problem.graph)}
-    groups = nx.strongly_connected_components(problem.graph)
-    cycles = [sorted(group, key=place.__getitem__) for group in groups if len(group) > 1]
-    return attrs.evolve(problem, colocate=[*problem.colocate, *cycles]) if cycles else problem
+    cycle = cycle_of(len(tables.nodes), tables.edges)
+    sizes = np.bincount(cycle)
+    if (sizes == 1).all():
+        return problem
+    groups: dict[int, list[Hashable]] = {}
+    for index in np.flatnonzero(sizes[cycle] > 1).tolist():
+        groups.setdefault(int(cycle[index]), []).append(tables.nodes[index])
+    return attrs.evolve(problem, colocate=[*problem.colocate, *groups.values()])
 
 
 @attrs.frozen(eq=False)
@@ -161,8 +165,9 @@ class _Search:
     def climbed(self, copies: Copies) -> Copies:
         """Take each change that makes the norm of the loads smaller and the largest no larger, until none does.
 
-        A change costs what the node has inputs, times the devices, however large the graph is; but where the node goes
-        that has the most bytes alive on a device, all that run there are asked.
+        All changes are tried in turn, and then again as long as one was taken. A change costs what the node has inputs,
+        times the devices, however large the graph is; but where the node goes that has the most bytes alive on a
+        device, all that run there are asked.
         """
         trials = TRIALS_A_SECOND * (0.25 + self.problem.time_budget)
         used = CopiesInUse.of(self.tables, copies.home, copies.present, is_free=self.problem.contiguity == "free")
@@ -172,27 +177,31 @@ class _Search:
             trials -= self.may.sum() * len(self.tables.memory) / LOOKED_AT
             for change in self._changes(used):
                 trials -= 1
-                if used.improves(change):
-                    used.make(change)
+                if used.take(change):
                     improved = has_changed = True
-                    break
                 if trials <= 0:
                     break
         return min(copies, Copies(used.home, used.present), key=self.rank) if has_changed else copies
 
     def _changes(self, used: CopiesInUse) -> Iterator[Change]:
-        """Copies where a value is needed; then fewer, or values that are sent from elsewhere; then nodes elsewhere."""
+        """Copies where a value is needed; then fewer, or values that are sent from elsewhere; then nodes elsewhere.
+
+        Where each node is computed is looked up when its turn comes, for changes may have been made since.
+        """
         nodes = np.flatnonzero(self.may)
         each = np.eye(len(self.tables.memory), dtype=bool)
-        present = used.present[nodes]
         for place, device in np.argwhere(used.lacking(nodes)).tolist():
-            yield Change(int(nodes[place]), int(used.home[nodes[place]]), present[place] | each[device])
+            node = int(nodes[place])
+            yield Change(node, int(used.home[node]), used.present[node] | each[device])
+        present = used.present[nodes]
         several = present & (present.sum(axis=1) > 1)[:, None]
         for place, device in np.argwhere(several).tolist():
-            left, home = present[place] & ~each[device], int(used.home[nodes[place]])
-            yield Change(int(nodes[place]), int(np.argmax(left)) if home == device else home, left)
-            if home != device:
-                yield Change(int(nodes[place]), device, present[place])
-        for place in np.flatnonzero(~present.all(axis=1)).tolist():
-            for device in np.flatnonzero(~present[place]).tolist():
-                yield Change(int(nodes[place]), device, each[device])
+            node = int(nodes[place])
+            left, home = used.present[node] & ~each[device], int(used.home[node])
+            if left.any():
+                yield Change(node, int(np.argmax(left)) if home == device else home, left)
+            if used.present[node, device] and home != device:
+                yield Change(node, device, used.present[node])
+        for node in nodes[~used.present[nodes].all(axis=1)].tolist():
+            for device in np.flatnonzero(~used.present[node]).tolist():
+                yield Change(node, device, each[device])
