@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import attrs
 from torch.export import ExportedProgram
@@ -13,6 +12,7 @@ from fxpasses.devices import Topology
 from fxpasses.lowering.preparing import Prepared
 from fxpasses.lowering.search_options import SearchOptions
 from fxpasses.partitioners.assignment import Assignment
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import measured_on
 from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.replication.replicas import with_replicas
@@ -20,7 +20,7 @@ from fxpasses.plan import Plan
 from fxpasses.plan.paper_runs import run_on_paper
 from fxpasses.report.summary import Summary
 from fxpasses.simulation import Detail, Overlap, Simulation
-from fxpasses.simulation.advice import Placed, what_helps
+from fxpasses.simulation.advice import Placed, Replace, what_helps
 
 __all__ = ["Planned"]
 
@@ -62,25 +62,33 @@ class Planned:
         """
         if not advice:
             return self.summary
+        memory = MemoryFacts.of(self.prepared.graph_module)
         found = what_helps(
             self.graph_module,
             self.assignment,
             self.plan.device_of,
             self.plan.topology,
             objective=self.plan.objective,
-            replace=None if self.options is None else partial(self._placed_again, self.options),
+            replace=None if self.options is None else self._placing_again(self.options, memory),
             step=self.step,
             offloaded=self.plan.offloaded,
+            memory=memory,
         )
         return attrs.evolve(self.summary, advice=tuple(found))
 
-    def _placed_again(self, options: SearchOptions, topology: Topology, speeds: Mapping[str, float]) -> Placed:
+    def _placing_again(self, options: SearchOptions, memory: MemoryFacts) -> Replace:
         """The same options on other devices, without a search; what was measured there is faster as they are."""
-        graph_module = self.prepared.graph_module
-        with measured_on(graph_module.graph, speeds):
-            placement = options.placed_quickly(graph_module, topology)
-            places = {part: device.name for part, device in placement.device_of.items()}
-            return *with_replicas(graph_module, placement.assignment, places), placement.device_of
+        graph_module, step = memory.graph_module, self.step
+        if self.graph_module is not graph_module:  # a copy with replicas, whose backward has them, too
+            step = TrainingStep.if_any(graph_module, options.training)
+
+        def placed_again(topology: Topology, speeds: Mapping[str, float]) -> Placed:
+            with measured_on(graph_module.graph, speeds):
+                placement = options.placed_quickly(memory, topology, step)
+                places = {part: device.name for part, device in placement.device_of.items()}
+                return *with_replicas(graph_module, placement.assignment, places), placement.device_of
+
+        return placed_again
 
     def simulate(self, *, samples: int = 1, overlap: Overlap | None = None, detail: Detail = "parts") -> Simulation:
         """Run the plan on paper, a training step where it is for training; see :func:`fxpasses.simulation.simulate`."""

@@ -12,12 +12,15 @@ from torch.fx import GraphModule, Node
 
 from fxpasses.devices import Topology
 from fxpasses.errors import PlacementError
-from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.by_device import place_measured
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.training.training_course import Training
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.partitioners.placing.device_placements import DevicePlacement
+from fxpasses.partitioners.placing.measured_graphs import MeasuredGraph
 from fxpasses.partitioners.placing.names.selectors import Selector, as_bans, as_pins
 from fxpasses.partitioners.placing.objective_values import Objective
-from fxpasses.partitioners.placing.requests import Contiguity, Replicate
+from fxpasses.partitioners.placing.requests import Contiguity, Replicate, Request
 from fxpasses.partitioners.placing.searches.time_shares import LITTLE_EFFORT
 from fxpasses.partitioners.solvers.problem import as_groups
 from fxpasses.plan import stable_keys
@@ -50,10 +53,11 @@ class SearchOptions:
         named = {option: {meant[each]: value for each, value in given[option].items()} for option in _BY_SELECTOR}
         return {**given, **named, "colocate": [[meant[each] for each in group] for group in self.colocate]}
 
-    def placed_quickly(self, graph_module: GraphModule, topology: Topology) -> DevicePlacement:
-        """Place a graph on other devices: without a search, and with few seconds for integer programs."""
-        options = {**self.placing(graph_module), "time_budget": 0.0, "effort": LITTLE_EFFORT}
-        return place_by_device(graph_module, topology, objective=self.objective, training=self.training, **options)
+    def placed_quickly(self, memory: MemoryFacts, topology: Topology, step: TrainingStep | None) -> DevicePlacement:
+        """Place a measured graph on other devices: without a search, and with few seconds for integer programs."""
+        options = {**self.placing(memory.graph_module), "time_budget": 0.0, "effort": LITTLE_EFFORT}
+        measured = MeasuredGraph.of(memory.graph_module, topology.devices, step, memory=memory)
+        return place_measured(measured, Request(topology, self.objective, **options))
 
 
 @attrs.frozen(eq=False, slots=False)

@@ -21,6 +21,7 @@ from fxpasses.errors import PlacementError
 from fxpasses.partitioners.assignment import Assignment
 from fxpasses.partitioners.costs.device_times import predict_makespan, predict_times
 from fxpasses.partitioners.costs.graph_figures import no_bytes, value_bytes
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import seconds_of
 from fxpasses.partitioners.costs.parameter_loads import ParameterUses
 from fxpasses.partitioners.costs.shared_state import sent_state, shared_state
@@ -101,6 +102,18 @@ class Advice:
 
 
 @attrs.frozen(eq=False)
+class _Facts:
+    """What graphs need in memory: each is measured once, whatever is placed again."""
+
+    _known: dict[GraphModule, MemoryFacts]
+
+    def __getitem__(self, graph_module: GraphModule) -> MemoryFacts:
+        if graph_module not in self._known:
+            self._known[graph_module] = MemoryFacts.of(graph_module)
+        return self._known[graph_module]
+
+
+@attrs.frozen(eq=False)
 class _Now:
     """The placement as it is, and what its devices do."""
 
@@ -114,6 +127,8 @@ class _Now:
     peaks: Mapping[str, int]
     loads: Sequence[ParameterLoad]
     step: TrainingStep | None
+    uses: ParameterUses
+    facts: _Facts
     offloaded: tuple[str, ...] = ()
 
     @property
@@ -140,6 +155,7 @@ def what_helps(
     replace: Replace | None = None,
     step: TrainingStep | None = None,
     offloaded: Collection[str] = (),
+    memory: MemoryFacts | None = None,
 ) -> list[Advice]:
     """Try each change of the machine, one at a time.
 
@@ -152,12 +168,14 @@ def what_helps(
         replace: How the graph is placed; without it, operators stay where they are, and no larger memory is tried.
         step: For training: times and memory are those of the training step.
         offloaded: The parts that load their parameters from main memory.
+        memory: What some graph needs in memory, if it is measured already: this one, or what ``replace`` gives.
 
     Returns:
         The changes that help, those that help most first. How many are placed again depends on the size of the graph
         only, so that the answer is the same on every machine.
     """
-    now = _now(graph_module, assignment, device_of, topology, objective, step, offloaded)
+    facts = _Facts({} if memory is None else {memory.graph_module: memory})
+    now = _now(graph_module, assignment, device_of, topology, objective, step, facts, offloaded)
     if not now.value:
         return []
     size = max(1, len(assignment.partition_of))
@@ -182,14 +200,15 @@ def _now(
     topology: Topology,
     objective: str,
     step: TrainingStep | None,
+    facts: _Facts,
     offloaded: Collection[str] = (),
     faster: str | None = None,
 ) -> _Now:
-    uses = ParameterUses.of(graph_module, assignment, device_of, step=step)
+    uses = ParameterUses.of(graph_module, assignment, device_of, facts[graph_module], step)
     peaks, loads = {name: held.peak for name, held in uses.memory(offloaded).items()}, uses.loads(offloaded)
     seconds, load = _times(graph_module, assignment, device_of, topology, objective, step, loads, faster)
     placed = (graph_module, assignment, device_of, topology, objective, seconds, load, peaks, loads, step)
-    return _Now(*placed, tuple(offloaded))
+    return _Now(*placed, uses, facts, tuple(offloaded))
 
 
 def _value(objective: str, seconds: float, load: Mapping[str, float], peaks: Mapping[str, int]) -> float:
@@ -274,8 +293,7 @@ def _with_fewer_loads(now: _Now, larger: Device) -> float:
     own = [part for part in now.offloaded if now.device_of[part].name == larger.name]
     if not own:
         return now.value
-    uses = ParameterUses.of(now.graph_module, now.assignment, now.device_of, step=now.step)
-    offloaded = list(now.offloaded)
+    uses, offloaded = now.uses, list(now.offloaded)
     for part in sorted(own, key=lambda part: -uses.bytes_of(part))[:MOST_HELD]:
         fewer = [each for each in offloaded if each != part]
         if uses.memory(fewer)[larger.name].peak <= larger.memory:
@@ -338,7 +356,7 @@ def _placed_again(now: _Now, change: _Change, replace: Replace) -> _Now | None:
         return None
     step = _step_of(now, graph_module)
     there = {part: now.topology[device.name] for part, device in device_of.items()}  # as it is: it may be measured
-    return _now(graph_module, assignment, there, change.topology, now.objective, step, faster=faster)
+    return _now(graph_module, assignment, there, change.topology, now.objective, step, now.facts, faster=faster)
 
 
 def _step_of(now: _Now, graph_module: GraphModule) -> TrainingStep | None:
@@ -351,6 +369,6 @@ def _step_of(now: _Now, graph_module: GraphModule) -> TrainingStep | None:
 def _without_change(now: _Now, again: _Now) -> float:
     """The objective of a new placement on the devices as they are; infinite if it passes a budget."""
     there = {part: now.topology[device.name] for part, device in again.device_of.items()}
-    same = _now(again.graph_module, again.assignment, there, now.topology, now.objective, again.step)
+    same = _now(again.graph_module, again.assignment, there, now.topology, now.objective, again.step, now.facts)
     fits = all(peak <= now.topology[name].memory for name, peak in same.peaks.items())
     return same.value if fits else math.inf

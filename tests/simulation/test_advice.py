@@ -13,8 +13,11 @@ from torch.fx import GraphModule
 
 from fxpasses import Assignment, Device, Link, PassManager, PlacementError, Plan, Topology, place
 from fxpasses.lowering import Planned
+from fxpasses.partitioners import Training
 from fxpasses.partitioners.by_device import place_by_device
+from fxpasses.partitioners.costs.memory_facts import MemoryFacts
 from fxpasses.partitioners.costs.node_costs import SECONDS
+from fxpasses.partitioners.costs.training.training_steps import TrainingStep
 from fxpasses.passes import ProfileCosts
 from fxpasses.simulation import Advice, what_helps
 from fxpasses.simulation.advice import Placed
@@ -204,3 +207,32 @@ def test_a_route_over_a_link_that_another_route_replaces_is_not_said_to_become_f
 
     assert 5.0 == faster.seconds("b", "c", 10)
     assert 10.0 == faster.seconds("a", "c", 10)
+
+
+@pytest.mark.parametrize("training", [None, Training(1)])
+def test_a_graph_is_measured_once_whatever_is_placed_again(
+    training: Training | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was measured twice, and in training traced, for each change that was tried."""
+    planned = place(
+        Mlp(4), (torch.randn(8, 64),), devices=[Device("a", flops=1e9), Device("b", flops=1e9)], training=training
+    )
+    measured, facts_of, step_of = list[GraphModule](), MemoryFacts.of.__func__, TrainingStep.of.__func__  # type: ignore[attr-defined]
+    traced = list[GraphModule]()
+
+    def noted(kind: type, graph_module: GraphModule, *others: object) -> MemoryFacts:
+        measured.append(graph_module)
+        return facts_of(kind, graph_module, *others)
+
+    def noted_step(kind: type, graph_module: GraphModule, *others: object) -> TrainingStep:
+        traced.append(graph_module)
+        return step_of(kind, graph_module, *others)
+
+    monkeypatch.setattr(MemoryFacts, "of", classmethod(noted))
+    monkeypatch.setattr(TrainingStep, "of", classmethod(noted_step))
+
+    advice = planned.report().advice
+
+    assert advice
+    assert [planned.graph_module] == measured
+    assert not traced
