@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness import Duel, case
-from benchmarks.models import wide_llama
+from benchmarks.models import chain_program, wide_llama
 from fxpasses import Device, LoweredModule, lower
 from fxpasses.units import GiB
 
@@ -59,6 +59,17 @@ def lower_split(layers: int) -> Duel:
 @case("lower an exported Llama: all but capture", sizes=(4, 16), rounds=3)
 def lower_all(layers: int) -> Duel:
     return _lower_step("all but capture", layers)
+
+
+@case("lower a chain of operators, all but capture", sizes=(1_000, 10_000, 30_000), rounds=1)
+def lower_chain(length: int) -> Duel:
+    program, devices = chain_program(length), [Device("left", GiB), Device("right", GiB)]
+
+    def check(lowered: LoweredModule, _peer: Any) -> None:
+        x = torch.randn(3)
+        assert torch.equal(x, lowered(x))
+
+    return Duel(lambda: lower(program, devices=devices), None, check)
 
 
 def _forward_duel(lowered: LoweredModule, program: torch.export.ExportedProgram, kwargs: dict[str, Any]) -> Duel:

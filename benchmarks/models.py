@@ -1,11 +1,11 @@
-"""The models that many benchmarks run: small Llamas, whose weights are as small as the case allows."""
+"""The models that many benchmarks run: small Llamas, whose weights are as small as the case allows, and a chain."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-__all__ = ["narrow_llama", "wide_llama"]
+__all__ = ["chain_program", "narrow_llama", "wide_llama"]
 
 
 def narrow_llama(layers: int) -> nn.Module:
@@ -33,3 +33,25 @@ def _llama(layers: int, *, width: int, inner: int, heads: int, vocabulary: int) 
     )
     model: nn.Module = LlamaForCausalLM(config)
     return model.eval()
+
+
+def chain_program(length: int) -> torch.export.ExportedProgram:
+    """An exported chain of ``length`` negations, written by hand: capturing a long one takes minutes."""
+    program = torch.export.export(_Negation(), (torch.randn(3),))
+    graph = program.graph_module.graph
+    (first,) = graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+    last = first
+    with graph.inserting_before(graph.output_node()):
+        for _ in range(length - 1):
+            last = graph.call_function(torch.ops.aten.neg.default, (last,))
+            last.meta.update(first.meta)
+    graph.output_node().args = ((last,),)
+    program.graph_module.recompile()
+    program.graph_signature.output_specs[0].arg.name = last.name
+    return program
+
+
+class _Negation(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.aten.neg.default(x)
+        return result

@@ -144,22 +144,6 @@ class Conditional(nn.Module):
         return self.second(x)
 
 
-def chain_program(length: int) -> torch.export.ExportedProgram:
-    """An exported chain of ``length`` negations, written by hand: capturing a long one takes minutes."""
-    program = torch.export.export(_Negation(), (torch.randn(3),))
-    graph = program.graph_module.graph
-    (first,) = graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
-    last = first
-    with graph.inserting_before(graph.output_node()):
-        for _ in range(length - 1):
-            last = graph.call_function(torch.ops.aten.neg.default, (last,))
-            last.meta.update(first.meta)
-    graph.output_node().args = ((last,),)
-    program.graph_module.recompile()
-    program.graph_signature.output_specs[0].arg.name = last.name
-    return program
-
-
 class Windows(nn.Module):
     """What is small in memory that is large: windows that are added up again, and losses."""
 
@@ -174,11 +158,6 @@ class Windows(nn.Module):
         few = functions.unfold(added, 1, stride=4)
         smooth = functions.smooth_l1_loss(added, x)
         return few, added.relu(), smooth, functions.mse_loss(row, added), functions.soft_margin_loss(added, x.sign())
-
-
-class _Negation(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.aten.neg.default(x)
 
 
 class Crossing(nn.Module):

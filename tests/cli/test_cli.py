@@ -315,11 +315,11 @@ def test_what_a_file_is_that_is_no_program_is_said(name: str, tmp_path: Path) ->
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
-def test_a_reader_that_reads_no_more_is_no_failed_check(arguments: list[str]) -> None:
+def test_a_reader_that_reads_no_more_is_no_failed_check(source: str, arguments: list[str]) -> None:
     """``fxpasses place | head -0``: 1 says that a plan does not fit."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "fxpasses", "place", "--time-budget", "0", *arguments]
+    command = [sys.executable, "-m", "fxpasses", "place", f"{source}:model", *TWO, "--no-advice", *arguments]
 
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
 

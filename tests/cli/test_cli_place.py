@@ -540,17 +540,12 @@ def noisy():
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_what_cannot_be_written_is_no_plan_that_does_not_fit(tmp_path: Path, options: list[str]) -> None:
+def test_what_cannot_be_written_is_no_plan_that_does_not_fit(source: str, plan_file: Path, options: list[str]) -> None:
     """``--check`` gives exit code 1 where a plan no longer fits; a full disk is something else."""
-    (tmp_path / "mymodel.py").write_text(MODEL)
-    plan = str(tmp_path / "plan.json")
-    command = [sys.executable, "-m", "fxpasses", "place", f"{tmp_path / 'mymodel.py'}:model"]
-    subprocess.run([*command, *TWO, "--no-advice", "--out", plan], check=True, capture_output=True)
+    command = [sys.executable, "-m", "fxpasses", "place", f"{source}:model", "--check", str(plan_file), *options]
 
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*command, "--check", plan, *options], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
     assert 2 == done.returncode
     assert "error: [Errno 28] No space left on device." == done.stderr.splitlines()[-1]
@@ -559,18 +554,11 @@ def test_what_cannot_be_written_is_no_plan_that_does_not_fit(tmp_path: Path, opt
 @pytest.mark.skipif(os.name != "posix", reason="a shell that closes what it starts with")
 @pytest.mark.parametrize(("name", "code"), [("model", 0), ("longer", 1)])
 def test_a_check_says_by_its_exit_code_what_it_found_where_nothing_can_be_printed(
-    tmp_path: Path, name: str, code: int
+    source: str, plan_file: Path, name: str, code: int
 ) -> None:
-    (tmp_path / "mymodel.py").write_text(MODEL)
-    plan = str(tmp_path / "plan.json")
-    command = [sys.executable, "-m", "fxpasses", "place"]
-    subprocess.run(
-        [*command, f"{tmp_path / 'mymodel.py'}:model", *TWO, "--no-advice", "--out", plan],
-        check=True,
-        capture_output=True,
-    )
+    command = [sys.executable, "-m", "fxpasses", "place", f"{source}:{name}", "--check", str(plan_file)]
 
-    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command, f"{tmp_path / 'mymodel.py'}:{name}", "--check", plan]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
 
     assert (code, "... check") == (done.returncode, done.stderr.splitlines()[-1])

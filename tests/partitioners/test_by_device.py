@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
-from lowering_models import Mlp, chain_program
+from lowering_models import Mlp
 from torch import Tensor, nn
 
+from benchmarks.models import chain_program
 from fxpasses import Device, InfeasibleError, Link, PlacementError, fake_devices, lower
 from fxpasses.partitioners.by_device import place_by_device
 from fxpasses.partitioners.costs.device_times import predict_times

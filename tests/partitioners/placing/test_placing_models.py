@@ -8,11 +8,12 @@ from typing import Any
 import pipeline_models
 import pytest
 import torch
-from lowering_models import KeyValueCache, Mlp, chain_program
+from lowering_models import KeyValueCache, Mlp
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from benchmarks.models import chain_program
 from fxpasses import Device, InfeasibleError, PlacementError, fake_devices, lower
 from fxpasses.devices import Link
 from fxpasses.partitioners import Training, predict_training_memory
