@@ -375,7 +375,7 @@ def test_a_view_of_a_loaded_parameter_keeps_it_there_for_the_parts_that_use_it(v
             return x
 
     model, x, kept = Layers(), torch.randn(8, 64), set[str]()
-    for budget in range(90, 20, -4):
+    for budget in range(90, 20, -8):
         try:
             lowered = small(copy.deepcopy(model), x, budget=budget * KiB)
         except InfeasibleError:
